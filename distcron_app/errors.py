@@ -1,0 +1,148 @@
+"""The exceptions of distcron; each stores the facts that it prints.
+
+    DistcronError
+    ├── ConfigurationError      a setting cannot be used
+    ├── TimetableError          a rule or time zone is refused (also a ValueError)
+    ├── JobError
+    │   ├── UnknownJob          no job is registered under that name
+    │   ├── DuplicateJob        two callables claim one name
+    │   └── InvalidArguments    arguments do not fit the job's signature (also a ValueError)
+    ├── LockError
+    │   └── LockUnavailable     the lock backend did not answer, or refused
+    ├── LeaseLost               the run no longer owns its lease
+    ├── StaleVersion            somebody else saved the row first
+    └── ScheduleBusy            a run is active and the overlap policy refuses another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "ConfigurationError",
+    "DistcronError",
+    "DuplicateJob",
+    "InvalidArguments",
+    "JobError",
+    "LeaseLost",
+    "LockError",
+    "LockUnavailable",
+    "ScheduleBusy",
+    "StaleVersion",
+    "TimetableError",
+    "UnknownJob",
+]
+
+
+class DistcronError(Exception):
+    """Base of every exception here; do not raise it directly."""
+
+
+class ConfigurationError(DistcronError):
+    """A key of ``settings.DISTCRON`` is unknown or its value cannot be used."""
+
+    def __init__(self, key: str, problem: str, fix: str) -> None:
+        super().__init__(f"DISTCRON[{key!r}]: {problem} {fix}")
+        self.key = key
+        self.problem = problem
+        self.fix = fix
+
+
+class TimetableError(DistcronError, ValueError):
+    """A timetable is refused; ``field`` is the model field that is wrong.
+
+    ``message`` may be a lazy translation. ``token`` is the part of the text at
+    fault, ``position`` its offset in the canonical text, or None.
+    """
+
+    def __init__(
+        self, field: str, message: object, *, token: str = "", position: int | None = None
+    ) -> None:
+        super().__init__(field, message)
+        self.field = field
+        self.message = message
+        self.token = token
+        self.position = position
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+
+class JobError(DistcronError):
+    """Base of what can be wrong with a job's name or arguments."""
+
+
+class UnknownJob(JobError):
+    """No job is registered under ``name``; ``nearest`` lists similar names."""
+
+    def __init__(self, name: str, nearest: tuple[str, ...] = ()) -> None:
+        hint = f" Did you mean {', '.join(map(repr, nearest))}?" if nearest else ""
+        super().__init__(f"Job {name!r}: not registered.{hint}")
+        self.name = name
+        self.nearest = nearest
+
+
+class DuplicateJob(JobError):
+    """Two callables were registered under one name."""
+
+    def __init__(self, name: str, first: str, second: str) -> None:
+        super().__init__(
+            f"Job {name!r}: registered by {first} and again by {second}. Give one another name."
+        )
+        self.name = name
+
+
+class InvalidArguments(JobError, ValueError):
+    """Arguments do not fit the job's signature; ``problems`` maps parameter to message."""
+
+    def __init__(self, name: str, problems: Mapping[str, object]) -> None:
+        listed = "; ".join(f"{parameter}: {message}" for parameter, message in problems.items())
+        super().__init__(f"Job {name!r}: {listed}")
+        self.name = name
+        self.problems = dict(problems)
+
+
+class LockError(DistcronError):
+    """Base of what can go wrong with a lock backend."""
+
+
+class LockUnavailable(LockError):
+    """The backend did not answer in time, or refused to write.
+
+    It says nothing about who owns the lock: the request may have been carried out.
+    """
+
+    def __init__(self, backend: str, cause: str) -> None:
+        super().__init__(f"Lock backend {backend!r}: unavailable, {cause}.")
+        self.backend = backend
+        self.cause = cause
+
+
+class LeaseLost(DistcronError):
+    """The run's lease ended before the run did; its later writes may be refused."""
+
+    def __init__(self, run_id: int, cause: str) -> None:
+        super().__init__(f"Run {run_id}: lease lost, {cause}. Stop as soon as it is safe.")
+        self.run_id = run_id
+        self.cause = cause
+
+
+class StaleVersion(DistcronError):
+    """The row was saved by somebody else since it was read; nothing was written."""
+
+    def __init__(self, label: str, seen: int) -> None:
+        super().__init__(
+            f"Schedule {label!r}: changed by somebody else since version {seen} was read. "
+            "Reload it, compare, and save again."
+        )
+        self.label = label
+        self.seen = seen
+
+
+class ScheduleBusy(DistcronError):
+    """A run of the schedule is active and its overlap policy allows no second one."""
+
+    def __init__(self, label: str, blocked_by: int) -> None:
+        super().__init__(f"Schedule {label!r}: busy, blocked by run {blocked_by}.")
+        self.label = label
+        self.blocked_by = blocked_by

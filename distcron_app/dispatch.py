@@ -1,0 +1,332 @@
+"""One tick: read what is due, plan, take the locks, claim.
+
+Every step works on the whole batch: one read, one lock call and one transaction,
+whether one schedule is due or a thousand. Whoever loses at the lock stops there and
+asks the database nothing more about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import random
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from distcron_app import lifecycle, registry, timetable
+from distcron_app.clock import Clock
+from distcron_app.conf import Config
+from distcron_app.errors import LockUnavailable, TimetableError, UnknownJob
+from distcron_app.instants import DatabaseNow
+from distcron_app.leases import LeaseBook
+from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
+from distcron_app.locks import Lease, LockBackend, new_owner_token, schedule_lock_name
+from distcron_app.models import Run, Schedule
+
+__all__ = ["Dispatcher", "Tick"]
+
+logger = logging.getLogger("distcron.dispatch")
+
+# A lock older than its TTL plus this is stuck or planted; the database decides alone.
+BACKSTOP_SECONDS = 2.0
+# How long a schedule that was lost at the lock is left alone, with jitter.
+STAND_BACK_SECONDS = 0.3
+# Due rows read for each run that could start, so that nodes find different ones.
+READ_AHEAD = 8
+READ_AT_LEAST = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """What one tick brought. ``wait_seconds``: until the next known instant, at most a poll."""
+
+    claimed: Claimed = Claimed()
+    stood_back: tuple[str, ...] = ()
+    invalid: tuple[str, ...] = ()
+    lag_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Due:
+    """A due schedule as it was read."""
+
+    pk: int
+    key: str
+    job: str
+    version: int
+    kind: str
+    cron: str
+    timezone: str
+    interval_seconds: int | None
+    interval_anchor: datetime | None
+    run_at: datetime | None
+    ends_at: datetime | None
+    next_run_at: datetime
+    now: datetime
+
+    @property
+    def late_seconds(self) -> float:
+        return (self.now - self.next_run_at).total_seconds()
+
+
+_COLUMNS = tuple(field.name for field in dataclasses.fields(_Due))
+
+
+class Dispatcher:
+    """Claims due occurrences and queued runs for one node."""
+
+    def __init__(
+        self, *, config: Config, clock: Clock, backend: LockBackend, leases: LeaseBook
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._backend = backend
+        self._leases = leases
+        # Schedule to (instant it was lost at, monotonic time to look again).
+        self._standing_back: dict[int, tuple[datetime, float]] = {}
+        # Owner token to lock name and lease of claims whose COMMIT was not answered.
+        self._unsettled: dict[str, tuple[str, Lease | None]] = {}
+        self.degraded_cause = ""
+
+    def tick(self, node_id: UUID, capacity: int) -> Tick:
+        """Claim up to ``capacity`` runs and return them.
+
+        With capacity 0 only schedules whose run is on this node are looked at, since
+        nobody else decides about those. Raise DatabaseError when the database is away;
+        ``settle`` then finds out what was committed.
+        """
+        rows = self._read_due(capacity)
+        if not rows:
+            return Tick(wait_seconds=self._config.poll_seconds)
+        now = rows[0].now
+        due = [row for row in rows if row.next_run_at <= now]
+        ahead = [row.next_run_at for row in rows if row.next_run_at > now]
+        wait = (ahead[0] - now).total_seconds() if ahead else self._config.poll_seconds
+        chosen = self._choose(due, capacity)
+        if not chosen:
+            return Tick(wait_seconds=min(wait, STAND_BACK_SECONDS if due else wait))
+        decisions, invalid = self._decide(chosen)
+        claimed, stood_back = self._claim(decisions, {row.pk: row for row in chosen}, node_id)
+        more = len(due) > len(chosen) or any(decision.run_at for decision in decisions)
+        return Tick(
+            claimed=claimed,
+            stood_back=stood_back,
+            invalid=invalid,
+            lag_seconds=max(row.late_seconds for row in chosen),
+            wait_seconds=0.0 if more and (claimed.runs or claimed.skipped) else wait,
+        )
+
+    def claim_queued(self, node_id: UUID, capacity: int) -> list[ClaimedRun]:
+        """Claim queued runs (by hand, given back, recovered) whose time has come."""
+        limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
+        rows = list(
+            Run.objects.queued_due()
+            .annotate(now=DatabaseNow())
+            .values_list("pk", "schedule_id", "due_at", "now")[:limit]
+        )
+        # One run of a schedule at a time, the oldest first; what waits behind it waits.
+        oldest = {row[1]: row for row in reversed(rows)}
+        chosen = [row for pk, row in oldest.items() if pk not in self._leases.schedule_ids()]
+        chosen = chosen[:capacity]
+        if not chosen:
+            return []
+        tokens = {pk: new_owner_token() for pk, *_ in chosen}
+        names = {pk: schedule_lock_name(schedule_id) for pk, schedule_id, *_ in chosen}
+        leases = self._acquire({names[pk]: token for pk, token in tokens.items()})
+        mine = {
+            pk: tokens[pk]
+            for pk, _, due_at, now in chosen
+            if leases is None
+            or names[pk] in leases
+            or (now - due_at).total_seconds() > self._stuck_after_seconds
+        }
+        self._remember({token: names[pk] for pk, token in mine.items()}, leases)
+        runs = lifecycle.claim_queued(mine, node_id)
+        self._take(runs)
+        return runs
+
+    def settle(self, node_id: UUID) -> list[ClaimedRun]:
+        """Read back claims whose COMMIT was not answered; return those that are ours after all.
+
+        What is absent was not committed: it is dropped and its lease released.
+        """
+        if not self._unsettled:
+            return []
+        runs = lifecycle.read_back(list(self._unsettled), node_id)
+        self._take(runs)
+        return runs
+
+    def _read_due(self, capacity: int) -> list[_Due]:
+        schedules = Schedule.objects.due(within_seconds=self._config.poll_seconds)
+        if capacity <= 0:
+            schedules = schedules.filter(pk__in=self._leases.schedule_ids())
+        limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
+        rows = schedules.annotate(now=DatabaseNow()).values_list(*_COLUMNS)[:limit]
+        return [_Due(*row) for row in rows]
+
+    def _choose(self, due: Sequence[_Due], capacity: int) -> list[_Due]:
+        here = self._leases.schedule_ids()
+        now = self._clock.monotonic()
+        free: list[_Due] = []
+        chosen: list[_Due] = []
+        for row in due:
+            lost_at, again_at = self._standing_back.get(row.pk, (None, 0.0))
+            if row.pk in here:
+                chosen.append(row)
+            elif lost_at != row.next_run_at or now >= again_at:
+                free.append(row)
+        if len(free) > capacity:
+            # Nodes that read the same rows must not all go for the first ones.
+            free = random.sample(free, max(0, capacity))
+        return chosen + free
+
+    def _decide(self, rows: Sequence[_Due]) -> tuple[list[Decision], tuple[str, ...]]:
+        decisions: list[Decision] = []
+        invalid: list[str] = []
+        for row in rows:
+            try:
+                decision = self._decision(row)
+            except (TimetableError, UnknownJob) as error:
+                Schedule.objects.filter(pk=row.pk, version=row.version).mark_invalid(str(error))
+                invalid.append(row.key)
+            else:
+                if decision is not None:
+                    decisions.append(decision)
+        return decisions, tuple(invalid)
+
+    def _decision(self, row: _Due) -> Decision | None:
+        try:
+            registry.get(row.job)
+        except UnknownJob:
+            # During a rolling deploy another node may know it; after the grace nobody does.
+            if row.late_seconds <= self._config.misfire_grace_seconds:
+                return None
+            raise
+        plan = timetable.plan(
+            _timetable(
+                row.kind,
+                row.cron,
+                row.timezone,
+                row.interval_seconds,
+                row.interval_anchor,
+                row.run_at,
+            ),
+            due_from=row.next_run_at,
+            now=row.now,
+            misfire_grace=timedelta(seconds=self._config.misfire_grace_seconds),
+            ends_at=row.ends_at,
+        )
+        spans = ((plan.misfired, Run.Reason.MISFIRE), (plan.coalesced, Run.Reason.COALESCED))
+        return Decision(
+            schedule_id=row.pk,
+            version=row.version,
+            seen_next_run_at=row.next_run_at,
+            next_run_at=plan.next,
+            owner_token=new_owner_token(),
+            run_at=plan.run,
+            skips=tuple(_skip(span, reason) for span, reason in spans if span is not None),
+        )
+
+    def _claim(
+        self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
+    ) -> tuple[Claimed, tuple[str, ...]]:
+        here = self._leases.schedule_ids()
+        names = {decision.schedule_id: schedule_lock_name(decision.schedule_id) for decision in decisions}
+        leases = self._acquire(
+            {
+                names[decision.schedule_id]: decision.owner_token
+                for decision in decisions
+                if decision.schedule_id not in here
+            }
+        )
+        kept: list[Decision] = []
+        stood_back: list[str] = []
+        for decision in decisions:
+            row = rows[decision.schedule_id]
+            won = leases is None or names[row.pk] in leases or row.pk in here
+            if won or row.late_seconds > self._stuck_after_seconds:
+                kept.append(decision)
+            else:
+                self._stand_back(row)
+                stood_back.append(row.key)
+        self._remember({d.owner_token: names[d.schedule_id] for d in kept}, leases)
+        claimed = lifecycle.claim(kept, node_id)
+        self._take(claimed.runs)
+        return claimed, tuple(stood_back)
+
+    @property
+    def _stuck_after_seconds(self) -> float:
+        return self._config.lock_ttl_seconds + BACKSTOP_SECONDS
+
+    def _acquire(self, wanted: Mapping[str, str]) -> dict[str, Lease] | None:
+        """Return the leases that were won; None when the backend is away and nothing is gated."""
+        if not wanted:
+            return {}
+        try:
+            leases = self._backend.acquire(wanted, int(self._config.lock_ttl_seconds * 1000))
+        except LockUnavailable as error:
+            self.degraded_cause = error.cause
+            return None
+        self.degraded_cause = ""
+        return leases
+
+    def _stand_back(self, row: _Due) -> None:
+        if len(self._standing_back) > 10_000:
+            self._standing_back.clear()
+        again = self._clock.monotonic() + STAND_BACK_SECONDS * random.uniform(0.7, 1.3)  # noqa: S311
+        self._standing_back[row.pk] = (row.next_run_at, again)
+
+    def _remember(self, names: Mapping[str, str], leases: Mapping[str, Lease] | None) -> None:
+        for token, name in names.items():
+            self._unsettled[token] = (name, (leases or {}).get(name))
+
+    def _take(self, runs: Collection[ClaimedRun]) -> None:
+        """Enter what was committed into the book of leases and release the rest."""
+        for run in runs:
+            name, lease = self._unsettled.pop(run.owner_token)
+            self._leases.hold(
+                run.run_id,
+                schedule_id=run.schedule_id,
+                name=name,
+                owner_token=run.owner_token,
+                lease=lease,
+            )
+        unused = [lease for _, lease in self._unsettled.values() if lease is not None]
+        self._unsettled.clear()
+        self._leases.release(unused)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _timetable(
+    kind: str,
+    cron: str,
+    zone: str,
+    interval_seconds: int | None,
+    interval_anchor: datetime | None,
+    run_at: datetime | None,
+) -> timetable.Timetable:
+    return timetable.build(
+        kind=kind,
+        cron=cron,
+        timezone=zone,
+        interval_seconds=interval_seconds,
+        interval_anchor=interval_anchor,
+        run_at=run_at,
+    )
+
+
+def _skip(span: timetable.Span, reason: str) -> Skip:
+    details: dict[str, Any] | None = None
+    if span.count > 1:
+        details = {
+            "first_at": span.first.isoformat(),
+            "last_at": span.last.isoformat(),
+            "count": span.count,
+        }
+    return Skip(scheduled_at=span.first, reason=reason, details=details)
+
+

@@ -1,0 +1,67 @@
+"""The life of a run: the only code that writes ``Run.state``.
+
+             ┌──────────────── give back, node died ────────────────┐
+             ▼                                                      │
+    ∅ ──► queued ──────────────► claimed ──────────► running ──► succeeded
+    │        │ ▲                   │ ▲                 │ │ │ ├──► failed
+    │        │ └──── recovery ─────┼─┼─────────────────┘ │ │ └──► cancelled
+    │        ▼                     ▼ │                   │ ▼
+    ├──► cancelled             cancelled                 │ lost ──► succeeded, failed
+    ├──────────────────────────────┘ (timetable)         │      (its owner's late report)
+    └──► skipped                                         └─ at_least_once starts here at once
+
+Each transition is one conditional write that names the state it leaves, and, where a
+node acts on what it owns, the owner token and the fencing token. It returns who won;
+losing is not an error. On PostgreSQL a batch of any size costs a fixed number of
+statements; MariaDB and SQLite take the portable path, which locks the rows, decides
+and writes, in key order.
+
+Two guards make one claim per occurrence, and either would do: the schedule's
+``next_run_at`` moves by compare-and-set in the transaction that inserts the run, and
+(schedule, scheduled_at) is unique. The first still holds after history is pruned, the
+second after an edit moves ``next_run_at`` back.
+"""
+
+from distcron_app.lifecycle.claim import claim, claim_queued, queue_manual, read_back
+from distcron_app.lifecycle.outcome import FinishResult, finish, report_progress, start
+from distcron_app.lifecycle.recovery import (
+    Recovered,
+    cancel_without_schedule,
+    give_back,
+    recover,
+    recover_owned,
+    settle_strays,
+)
+from distcron_app.lifecycle.values import (
+    TRANSITIONS,
+    Claimed,
+    ClaimedRun,
+    Decision,
+    Finished,
+    Skip,
+    SkippedRun,
+)
+
+__all__ = [
+    "TRANSITIONS",
+    "Claimed",
+    "ClaimedRun",
+    "Decision",
+    "FinishResult",
+    "Finished",
+    "Recovered",
+    "Skip",
+    "SkippedRun",
+    "cancel_without_schedule",
+    "claim",
+    "claim_queued",
+    "finish",
+    "give_back",
+    "queue_manual",
+    "read_back",
+    "recover",
+    "recover_owned",
+    "report_progress",
+    "settle_strays",
+    "start",
+]

@@ -1,0 +1,202 @@
+"""claimed → queued (given back, node died); running → queued, lost, failed (its node or worker
+died); queued → cancelled (the schedule is gone)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.values import MAX_RECOVERIES, ClaimedRun
+from distcron_app.models import Attempt, Run, Schedule
+
+__all__ = [
+    "Recovered",
+    "cancel_without_schedule",
+    "give_back",
+    "recover",
+    "recover_owned",
+    "settle_strays",
+]
+
+# Orphaned runs taken in one transaction; the rest follows in the next sweep.
+_BATCH = 500
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What became of orphaned runs."""
+
+    requeued: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+
+
+def give_back(runs: Sequence[ClaimedRun]) -> int:
+    """Return claimed runs that have not started to the queue; return how many were still ours."""
+    tokens = {run.run_id: (run.fencing_token, run.owner_token) for run in runs}
+    with transaction.atomic():
+        rows = [
+            run
+            for run in Run.objects.select_for_update()
+            .filter(pk__in=tokens, state=Run.State.CLAIMED)
+            .order_by("pk")
+            if tokens[run.pk] == (run.fencing_token, run.owner_token)
+        ]
+        for run in rows:
+            _to_queue(run)
+        _write(rows)
+    return len(rows)
+
+
+def recover() -> Recovered:
+    """Recover a batch of runs whose node is dead or has left.
+
+    Claimed: never started, so it is queued again. Running: queued again where delivery is
+    at_least_once and the run has not used up its recoveries, else ``lost``. The node was
+    fenced first, so it can start nothing more under its id; its late report still settles
+    a lost run, and is refused where another attempt has begun.
+    """
+    skip = {"skip_locked": True} if connection.features.has_select_for_update_skip_locked else {}
+    with transaction.atomic():
+        rows = list(
+            Run.objects.orphaned()
+            .select_for_update(**skip, of=_of_self())
+            .order_by("pk")[:_BATCH]
+        )
+        return _settle(rows, Run.Reason.NODE_DIED, unknown=Run.State.LOST, detail="")
+
+
+def recover_owned(
+    runs: Sequence[ClaimedRun], *, reason: str, unknown: str, detail: str
+) -> Recovered:
+    """Settle this node's own runs whose worker is known to be gone, without waiting for a lease.
+
+    ``unknown`` is the state of a run that must not start again: failed where the job is
+    known to have died, lost where it was cut off by a shutdown. ``detail`` says how.
+    """
+    tokens = {run.run_id: (run.fencing_token, run.owner_token) for run in runs}
+    with transaction.atomic():
+        rows = [
+            run
+            for run in Run.objects.select_for_update()
+            .filter(pk__in=tokens, state=Run.State.RUNNING)
+            .order_by("pk")
+            if tokens[run.pk] == (run.fencing_token, run.owner_token)
+        ]
+        return _settle(rows, reason, unknown=unknown, detail=detail)
+
+
+def cancel_without_schedule() -> int:
+    """Cancel queued runs whose schedule was deleted; return how many."""
+    with transaction.atomic():
+        rows = list(
+            Run.objects.select_for_update()
+            .filter(state=Run.State.QUEUED)
+            .exclude(schedule__in=Schedule.objects.values("pk"))
+            .order_by("pk")[:_BATCH]
+        )
+        now = database_now()
+        for run in rows:
+            run.state, run.reason, run.finished_at = Run.State.CANCELLED, "deleted", now
+        _write(rows)
+    return len(rows)
+
+
+def settle_strays(node_id: UUID, known: Collection[int], older_than: timedelta) -> Recovered:
+    """Settle runs that the database gives to this node and the node does not know.
+
+    A COMMIT whose answer was lost, and which was absent at the read-back, may still have
+    landed afterwards. ``known`` are the ids of the runs that the node holds in memory.
+    """
+    with transaction.atomic():
+        rows = [
+            run
+            for run in Run.objects.select_for_update()
+            .filter(
+                node=node_id,
+                state__in=Run.ACTIVE_STATES,
+                claimed_at__lt=DatabaseNow(-older_than),
+            )
+            .order_by("pk")
+            if run.pk not in known
+        ]
+        return _settle(rows, Run.Reason.NODE_DIED, unknown=Run.State.LOST, detail="")
+
+
+def _of_self() -> tuple[str, ...]:
+    return ("self",) if connection.features.has_select_for_update_of else ()
+
+
+def _settle(rows: Sequence[Run], reason: str, *, unknown: str, detail: str) -> Recovered:
+    now = database_now()
+    requeued: list[int] = []
+    ended: list[int] = []
+    attempts: list[Attempt] = []
+    for run in rows:
+        if run.state == Run.State.CLAIMED:
+            _to_queue(run)
+            requeued.append(run.pk)
+            continue
+        may_repeat = (
+            run.delivery == Schedule.Delivery.AT_LEAST_ONCE and run.recoveries < MAX_RECOVERIES
+        )
+        if may_repeat:
+            attempts.append(_ended_attempt(run, reason, now))
+            run.recoveries += 1
+            _to_queue(run)
+            run.reason = Run.Reason.RECOVERY
+            requeued.append(run.pk)
+        else:
+            # The tokens stay: they let the owner's late report settle a lost run.
+            run.state, run.reason, run.finished_at = unknown, reason, now
+            run.error = detail
+            ended.append(run.pk)
+    Attempt.objects.bulk_create(attempts)
+    _write(rows)
+    lost = unknown == Run.State.LOST
+    return Recovered(
+        requeued=tuple(requeued),
+        lost=tuple(ended) if lost else (),
+        failed=() if lost else tuple(ended),
+    )
+
+
+def _ended_attempt(run: Run, reason: str, now: object) -> Attempt:
+    return Attempt(
+        run=run,
+        number=run.attempt,
+        node_id=run.node_id,
+        fencing_token=run.fencing_token,
+        started_at=run.started_at,
+        ended_at=now,
+        reason=reason,
+    )
+
+
+def _to_queue(run: Run) -> None:
+    run.state, run.owner_token, run.node_id = Run.State.QUEUED, "", None
+    run.progress_percent, run.progress_message = None, ""
+
+
+def _write(rows: Sequence[Run]) -> None:
+    if rows:
+        Run.objects.bulk_update(
+            rows,
+            [
+                "state",
+                "reason",
+                "error",
+                "owner_token",
+                "node_id",
+                "recoveries",
+                "finished_at",
+                "progress_percent",
+                "progress_message",
+            ],
+            batch_size=200,
+        )

@@ -1,0 +1,114 @@
+"""What goes into a transition and what comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from typing import Any
+
+__all__ = [
+    "MAX_RECOVERIES",
+    "TRANSITIONS",
+    "Claimed",
+    "ClaimedRun",
+    "Decision",
+    "Finished",
+    "Skip",
+    "SkippedRun",
+]
+
+# A run whose nodes keep dying is probably what kills them; after this many it is lost.
+MAX_RECOVERIES = 1
+
+# From each state to where a run may go; "" is the insert.
+TRANSITIONS: dict[str, frozenset[str]] = {
+    "": frozenset({"queued", "claimed", "running", "skipped"}),
+    "queued": frozenset({"claimed", "cancelled"}),
+    "claimed": frozenset({"running", "queued"}),
+    "running": frozenset({"succeeded", "failed", "queued", "lost"}),
+    "lost": frozenset({"succeeded", "failed"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+    "skipped": frozenset(),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """An occurrence, or a span of them, that is decided not to run."""
+
+    scheduled_at: datetime
+    reason: str
+    details: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a node wants to write for one due schedule, seen at ``version``.
+
+    ``run_at`` is the occurrence to run, or None. ``next_run_at`` is where the schedule
+    stands afterwards; None means that no instant is left.
+    """
+
+    schedule_id: int
+    version: int
+    seen_next_run_at: datetime
+    next_run_at: datetime | None
+    owner_token: str
+    run_at: datetime | None = None
+    skips: tuple[Skip, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedRun:
+    """A run that this node owns; ``state`` is claimed, or running where the start came with it."""
+
+    run_id: int
+    schedule_id: int
+    schedule_key: str
+    schedule_name: str
+    job: str
+    arguments: dict[str, Any]
+    delivery: str
+    scheduled_at: datetime
+    state: str
+    attempt: int
+    recoveries: int
+    fencing_token: int
+    owner_token: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRun:
+    """A row that this node wrote for an occurrence that does not run."""
+
+    run_id: int
+    schedule_key: str
+    scheduled_at: datetime
+    reason: str
+    details: dict[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """What one claim brought: the runs this node owns and the rows it skipped."""
+
+    runs: tuple[ClaimedRun, ...] = ()
+    skipped: tuple[SkippedRun, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The outcome of one attempt, as its node reports it."""
+
+    run_id: int
+    fencing_token: int
+    owner_token: str
+    state: str
+    finished_at: datetime
+    reason: str = ""
+    result: Any = None
+    error: str = ""
+    output: str = ""
+    traceback: str = ""

@@ -1,0 +1,101 @@
+"""The sweep: what every node does every few seconds to mend what was left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Collection
+from datetime import timedelta
+from uuid import UUID
+
+from distcron_app import lifecycle, nodes, signals
+from distcron_app.clock import Clock
+from distcron_app.conf import Config
+from distcron_app.instants import database_now
+from distcron_app.lifecycle import Recovered
+from distcron_app.models import Schedule
+
+__all__ = ["Swept", "Sweeper"]
+
+logger = logging.getLogger("distcron.maintenance")
+
+SWEEP_SECONDS = 2.0
+# Rows of nodes that are long gone are forgotten about once in this many sweeps.
+_FORGET_EVERY = 300
+# A COMMIT that was not answered has landed by then or never will.
+_STRAY_AFTER = timedelta(seconds=10)
+_ADOPT_BATCH = 500
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one sweep mended."""
+
+    dead: tuple[UUID, ...] = ()
+    recovered: Recovered = Recovered()
+    invalid: tuple[str, ...] = ()
+
+
+class Sweeper:
+    """Declares nodes dead, recovers their runs and plans rows that have no next instant."""
+
+    def __init__(self, *, config: Config, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._next_at = 0.0
+        self._count = 0
+
+    def due(self) -> bool:
+        """Return True when the next sweep should happen now."""
+        return self._clock.monotonic() >= self._next_at
+
+    def hasten(self) -> None:
+        """Make the next sweep due at once: somebody edited a row."""
+        self._next_at = 0.0
+
+    def sweep(self, node_id: UUID, known_runs: Collection[int], database_up_seconds: float) -> Swept:
+        """Do one round. Nobody is declared dead before the database was up for a whole lease.
+
+        After an outage every heartbeat is old, and its node deserves the time to renew it.
+        """
+        # Jitter: the nodes of a fleet must not sweep together.
+        self._next_at = self._clock.monotonic() + SWEEP_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+        self._count += 1
+        dead: list[UUID] = []
+        if database_up_seconds >= self._config.node_lease_seconds:
+            dead = nodes.declare_dead()
+        recovered = lifecycle.recover()
+        strays = lifecycle.settle_strays(node_id, known_runs, _STRAY_AFTER)
+        lifecycle.cancel_without_schedule()
+        if self._count % _FORGET_EVERY == 0:
+            nodes.forget()
+        for dead_id in dead:
+            signals.emit(signals.node_dead, node_id=dead_id)
+        for run_id in recovered.lost + strays.lost:
+            signals.emit(signals.run_lost, run_id=run_id)
+        return Swept(
+            dead=tuple(dead),
+            recovered=Recovered(
+                requeued=recovered.requeued + strays.requeued, lost=recovered.lost + strays.lost
+            ),
+            invalid=_adopt(),
+        )
+
+
+def _adopt() -> tuple[str, ...]:
+    """Plan active rows that have no next instant; return the keys of those that cannot run.
+
+    They were made or changed past the model's ``save()``. One bad row is marked and does
+    not stop the others; a row that was edited meanwhile is left for the next sweep.
+    """
+    invalid: list[str] = []
+    for schedule in Schedule.objects.unplanned().order_by("pk")[:_ADOPT_BATCH]:
+        unplanned = Schedule.objects.unplanned().filter(pk=schedule.pk, version=schedule.version)
+        schedule.plan_next(schedule.planning_start(database_now()))
+        if schedule.state == Schedule.State.INVALID:
+            unplanned.mark_invalid(schedule.state_reason)
+            invalid.append(schedule.key)
+        else:
+            unplanned.write_plan(schedule)
+    return tuple(invalid)

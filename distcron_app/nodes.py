@@ -1,0 +1,103 @@
+"""Membership: which ``runscheduler`` processes there are, and which of them are dead.
+
+A node is a row with a lease by the database's clock, renewed by one UPDATE per
+heartbeat. A node that is declared dead is fenced for good: its heartbeat changes no
+row, its claims and starts are refused, and the process goes on under a new id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from django.db import transaction
+
+import distcron_app
+from distcron_app.conf import get_config
+from distcron_app.instants import DatabaseNow
+from distcron_app.models import Node
+
+__all__ = ["Vitals", "declare_dead", "drain", "forget", "heartbeat", "leave", "register"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What a heartbeat tells about the node."""
+
+    running: int = 0
+    tick_lag_ms: int = 0
+    clock_offset_ms: int = 0
+    alert: str = ""
+
+
+def register(slots: int) -> UUID:
+    """Insert this process as an active node under a fresh id and return the id."""
+    config = get_config()
+    node_id = uuid4()
+    Node.objects.create(
+        id=node_id,
+        name=config.label,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=distcron_app.__version__,
+        started_at=DatabaseNow(),
+        heartbeat_at=DatabaseNow(),
+        expires_at=DatabaseNow(_lease()),
+        slots=slots,
+    )
+    return node_id
+
+
+def heartbeat(node_id: UUID, vitals: Vitals) -> bool:
+    """Extend the node's lease by one UPDATE. False means fenced: claim nothing more under this id."""
+    changed = Node.objects.filter(pk=node_id, state__in=Node.MEMBER_STATES).update(
+        heartbeat_at=DatabaseNow(),
+        expires_at=DatabaseNow(_lease()),
+        running=vitals.running,
+        tick_lag_ms=vitals.tick_lag_ms,
+        clock_offset_ms=vitals.clock_offset_ms,
+        alert=vitals.alert[:300],
+    )
+    return changed == 1
+
+
+def drain(node_id: UUID) -> None:
+    """Mark the node as draining: it claims nothing more and finishes what it has."""
+    Node.objects.filter(pk=node_id, state=Node.State.ACTIVE).update(state=Node.State.DRAINING)
+
+
+def leave(node_id: UUID) -> None:
+    """Mark the node as left. What it still owned becomes recoverable at once."""
+    Node.objects.filter(pk=node_id, state__in=Node.MEMBER_STATES).update(
+        state=Node.State.LEFT, expires_at=DatabaseNow(), running=0
+    )
+
+
+def declare_dead(grace_seconds: float = 0.0) -> list[UUID]:
+    """Fence every node whose lease ended ``grace_seconds`` ago; return those this call fenced."""
+    with transaction.atomic():
+        expired = list(
+            Node.objects.expired(grace_seconds)
+            .select_for_update()
+            .order_by("pk")
+            .values_list("pk", flat=True)
+        )
+        if expired:
+            Node.objects.filter(pk__in=expired).update(state=Node.State.DEAD, running=0)
+    return expired
+
+
+def forget(older_than: timedelta = timedelta(days=1)) -> int:
+    """Delete rows of nodes that left or died long ago and own no open run; return how many."""
+    gone = Node.objects.exclude(state__in=Node.MEMBER_STATES).filter(
+        heartbeat_at__lt=DatabaseNow(-older_than)
+    )
+    deleted, _ = gone.exclude(runs__state__in=["claimed", "running"]).delete()
+    return deleted
+
+
+def _lease() -> timedelta:
+    return timedelta(seconds=get_config().node_lease_seconds)

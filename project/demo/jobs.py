@@ -1,0 +1,73 @@
+"""Jobs to try distcron with: quick, slow, flaky, and with arguments."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from distcron_app import JobContext, job
+
+logger = logging.getLogger("demo.jobs")
+
+GREETINGS = {"en": "Hello", "id": "Halo"}
+
+
+@job
+def heartbeat() -> str:
+    """Write one line, to see that schedules run."""
+    print("alive")  # noqa: T201 - output is what this job shows
+    return "alive"
+
+
+@job
+def slow_report(ctx: JobContext, seconds: int = 20) -> dict[str, int]:
+    """Work for a while, with progress, and stop when asked to.
+
+    Args:
+        seconds: How long the report takes.
+    """
+    steps = max(1, seconds) * 4
+    for step in range(steps):
+        ctx.progress(100 * step / steps, f"Page {step + 1} of {steps}")
+        ctx.wait(seconds / steps)
+    ctx.progress(100, "Done")
+    return {"pages": steps}
+
+
+@job
+def flaky_mail(ctx: JobContext, fail_rate: float = 0.67) -> str:
+    """Fail for two runs of three, the same ones each time, to see retries and alerts.
+
+    Args:
+        fail_rate: Share of the runs that fail, 0 to 1.
+    """
+    draw = (ctx.run_id % 3 + 0.5) / 3
+    if draw < fail_rate:
+        logger.warning("mail server refused run %s", ctx.run_id)
+        raise ConnectionError("The mail server answered 451, try again later.")
+    return "sent"
+
+
+@job
+def invoice_close(batch: int = 100) -> dict[str, int]:
+    """Close the open invoices in one batch.
+
+    Args:
+        batch: How many invoices to close.
+    """
+    for number in range(1, batch + 1):
+        print(f"invoice {number} closed")  # noqa: T201 - output is what this job shows
+    return {"closed": batch}
+
+
+@job
+def greet(name: str, language: Literal["en", "id"] = "en") -> str:
+    """Greet somebody.
+
+    Args:
+        name: Whom to greet.
+        language: Language of the greeting.
+    """
+    greeting = f"{GREETINGS[language]}, {name}!"
+    print(greeting)  # noqa: T201 - output is what this job shows
+    return greeting

@@ -165,7 +165,8 @@ def _checked(key: str, value: Any) -> Any:
             key, f"got {value!r}.", f"Choose one of {', '.join(LOCK_BACKENDS)}."
         )
     low, high = _RANGES.get(key, (None, None))
-    if low is not None and high is not None and not low <= value <= high:
+    number: Any = value
+    if low is not None and high is not None and not low <= number <= high:
         raise ConfigurationError(
             key, f"got {value!r}, allowed {low:g} to {high:g}.", f"The default is {default!r}."
         )

@@ -43,7 +43,7 @@ READ_AT_LEAST = 64
 class Tick:
     """What one tick brought. ``wait_seconds``: until the next known instant, at most a poll."""
 
-    claimed: Claimed = Claimed()
+    claimed: Claimed = dataclasses.field(default_factory=Claimed)
     stood_back: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()
     lag_seconds: float = 0.0
@@ -235,7 +235,7 @@ class Dispatcher:
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
     ) -> tuple[Claimed, tuple[str, ...]]:
         here = self._leases.schedule_ids()
-        names = {decision.schedule_id: schedule_lock_name(decision.schedule_id) for decision in decisions}
+        names = {pk: schedule_lock_name(pk) for pk in rows}
         leases = self._acquire(
             {
                 names[decision.schedule_id]: decision.owner_token
@@ -328,5 +328,3 @@ def _skip(span: timetable.Span, reason: str) -> Skip:
             "count": span.count,
         }
     return Skip(scheduled_at=span.first, reason=reason, details=details)
-
-

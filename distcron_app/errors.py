@@ -1,17 +1,17 @@
 """The exceptions of distcron; each stores the facts that it prints.
 
-    DistcronError
-    ├── ConfigurationError      a setting cannot be used
-    ├── TimetableError          a rule or time zone is refused (also a ValueError)
-    ├── JobError
-    │   ├── UnknownJob          no job is registered under that name
-    │   ├── DuplicateJob        two callables claim one name
-    │   └── InvalidArguments    arguments do not fit the job's signature (also a ValueError)
-    ├── LockError
-    │   └── LockUnavailable     the lock backend did not answer, or refused
-    ├── LeaseLost               the run no longer owns its lease
-    ├── StaleVersion            somebody else saved the row first
-    └── ScheduleBusy            a run is active and the overlap policy refuses another
+DistcronError
+├── ConfigurationError      a setting cannot be used
+├── TimetableError          a rule or time zone is refused (also a ValueError)
+├── JobError
+│   ├── UnknownJob          no job is registered under that name
+│   ├── DuplicateJob        two callables claim one name
+│   └── InvalidArguments    arguments do not fit the job's signature (also a ValueError)
+├── LockError
+│   └── LockUnavailable     the lock backend did not answer, or refused
+├── LeaseLost               the run no longer owns its lease
+├── StaleVersion            somebody else saved the row first
+└── ScheduleBusy            a run is active and the overlap policy refuses another
 """
 
 from __future__ import annotations

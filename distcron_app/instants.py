@@ -1,4 +1,4 @@
-"""Instants in the database: a column that is aware UTC whatever USE_TZ says, and the database's now.
+"""Instants in the database: a column of aware UTC, and the database's now.
 
 Django stores naive local time where USE_TZ is False, which is ambiguous for one
 hour a year; a scheduler cannot live with that. Decisions of the kind "is it due,
@@ -8,7 +8,7 @@ has it expired" compare columns with DatabaseNow inside the statement.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from django.db import connections, models
@@ -18,10 +18,15 @@ from django.utils import timezone
 
 __all__ = ["DatabaseNow", "InstantField", "database_now"]
 
+if TYPE_CHECKING:
+    _DateTimeField = models.DateTimeField[Any, Any]
+else:
+    _DateTimeField = models.DateTimeField
+
 _SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f000"
 
 
-class InstantField(models.DateTimeField[Any, Any]):
+class InstantField(_DateTimeField):
     """An instant. Takes and returns aware datetimes; stored in UTC.
 
     A naive value is refused with ValueError, except from forms, where it means the
@@ -74,13 +79,13 @@ class DatabaseNow(models.Expression):
 
     def as_sql(
         self, compiler: SQLCompiler, connection: BaseDatabaseWrapper
-    ) -> tuple[str, list[Any]]:
+    ) -> tuple[str, tuple[Any, ...]]:
         seconds = self.offset.total_seconds()
         if connection.vendor == "postgresql":
-            return "(STATEMENT_TIMESTAMP() + make_interval(secs => %s))", [seconds]
+            return "(STATEMENT_TIMESTAMP() + make_interval(secs => %s))", (seconds,)
         if connection.vendor == "mysql":
-            return "(UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND)", [round(seconds * 1_000_000)]
-        return f"STRFTIME('{_SQLITE_FORMAT}', 'now', %s)", [f"{seconds:+.3f} seconds"]
+            return "(UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND)", (round(seconds * 1_000_000),)
+        return f"STRFTIME('{_SQLITE_FORMAT}', 'now', %s)", (f"{seconds:+.3f} seconds",)
 
 
 _NOW_SQL = {

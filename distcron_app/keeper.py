@@ -87,7 +87,7 @@ class Keeper:
 
     @property
     def may_claim(self) -> bool:
-        """Return False once a heartbeat is so late that others may soon recover this node's runs."""
+        """Return False once a heartbeat is so late that others may soon recover the runs."""
         share = self._config.node_lease_seconds * SELF_FENCE_SHARE
         return not self.fenced and self._clock.monotonic() - self._acknowledged_at < share
 

@@ -87,9 +87,7 @@ class LeaseBook:
             current = {run_id: held for run_id, held in self._holdings.items() if not held.lost}
         leases = [held.lease for held in current.values() if held.lease is not None]
         renewed = self._backend.renew(leases, self._ttl_ms) if leases else {}
-        missing = {
-            run_id: held for run_id, held in current.items() if held.name not in renewed
-        }
+        missing = {run_id: held for run_id, held in current.items() if held.name not in renewed}
         taken = (
             self._backend.acquire(
                 {held.name: held.owner_token for held in missing.values()}, self._ttl_ms

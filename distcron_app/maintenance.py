@@ -16,7 +16,7 @@ from distcron_app.instants import database_now
 from distcron_app.lifecycle import Recovered
 from distcron_app.models import Schedule
 
-__all__ = ["Swept", "Sweeper"]
+__all__ = ["Sweeper", "Swept"]
 
 logger = logging.getLogger("distcron.maintenance")
 
@@ -33,7 +33,7 @@ class Swept:
     """What one sweep mended."""
 
     dead: tuple[UUID, ...] = ()
-    recovered: Recovered = Recovered()
+    recovered: Recovered = dataclasses.field(default_factory=Recovered)
     invalid: tuple[str, ...] = ()
 
 
@@ -54,7 +54,9 @@ class Sweeper:
         """Make the next sweep due at once: somebody edited a row."""
         self._next_at = 0.0
 
-    def sweep(self, node_id: UUID, known_runs: Collection[int], database_up_seconds: float) -> Swept:
+    def sweep(
+        self, node_id: UUID, known_runs: Collection[int], database_up_seconds: float
+    ) -> Swept:
         """Do one round. Nobody is declared dead before the database was up for a whole lease.
 
         After an outage every heartbeat is old, and its node deserves the time to renew it.

@@ -13,7 +13,6 @@ million runs is one row, and its history stays with the names as they were.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,12 +21,13 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
-from django.utils import timezone
+from django.utils import timezone as django_timezone
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app import registry, timetable
+from distcron_app import registry
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
+from distcron_app.timetable import MAX_TEXT, Timetable, build, first_after
 
 __all__ = ["Attempt", "AuditEntry", "Node", "Run", "RunOutput", "Schedule"]
 
@@ -125,7 +125,7 @@ class Schedule(models.Model):
     kind = models.CharField(_("kind"), max_length=10, choices=Kind, default=Kind.CRON)
     cron = models.CharField(
         _("cron expression"),
-        max_length=timetable.MAX_TEXT,
+        max_length=MAX_TEXT,
         blank=True,
         help_text=_("Five fields: minute hour day month weekday. For example: 30 2 * * mon-fri"),
     )
@@ -163,8 +163,8 @@ class Schedule(models.Model):
     planned_from = InstantField(null=True, blank=True, editable=False)
     fencing_token = models.BigIntegerField(_("fencing token"), default=0, editable=False)
     version = models.PositiveIntegerField(_("version"), default=1, editable=False)
-    created_at = InstantField(_("created"), default=timezone.now, editable=False)
-    updated_at = InstantField(_("updated"), default=timezone.now, editable=False)
+    created_at = InstantField(_("created"), default=django_timezone.now, editable=False)
+    updated_at = InstantField(_("updated"), default=django_timezone.now, editable=False)
 
     objects = ScheduleQuerySet.as_manager()
 
@@ -197,21 +197,35 @@ class Schedule(models.Model):
     def __str__(self) -> str:
         return self.name or self.key
 
+    def save(self, *args: Any, **options: Any) -> None:
+        """Write the person's columns and plan the next instant anew where they decide it.
+
+        Raise StaleVersion when somebody saved the row since it was read. An instant that
+        is already past is never run because of an edit.
+        """
+        if self._state.adding:
+            self._plan_after_edit(database_now())
+            super().save(*args, **options)
+        else:
+            self._save_guarded(options)
+        self._planned = self._planning_values()
+
+    def get_absolute_url(self) -> str:
+        return reverse("distcron:schedule", args=[self.pk])
+
     @classmethod
-    def from_db(
-        cls, db: str | None, field_names: Iterable[str], values: Iterable[Any]
-    ) -> Schedule:
-        schedule = super().from_db(db, field_names, values)  # type: ignore[arg-type]
+    def from_db(cls, *args: Any, **options: Any) -> Schedule:
+        schedule: Schedule = super().from_db(*args, **options)
         schedule._planned = schedule._planning_values()
         return schedule
 
     def clean(self) -> None:
         """Refuse what could not run: the error names the field that is wrong."""
         problems: dict[str, list[Any]] = {}
-        if not self.kind == self.Kind.INTERVAL:
+        if self.kind != self.Kind.INTERVAL:
             self.interval_seconds = None
         elif self.interval_anchor is None:
-            self.interval_anchor = timezone.now().replace(microsecond=0)
+            self.interval_anchor = django_timezone.now().replace(microsecond=0)
         try:
             self.timetable()
         except TimetableError as error:
@@ -230,25 +244,9 @@ class Schedule(models.Model):
         if problems:
             raise ValidationError(problems)
 
-    def save(self, *args: Any, **options: Any) -> None:
-        """Write the person's columns and plan the next instant anew where they decide it.
-
-        Raise StaleVersion when somebody saved the row since it was read. An instant that
-        is already past is never run because of an edit.
-        """
-        if self._state.adding:
-            self._plan_after_edit(database_now())
-            super().save(*args, **options)
-        else:
-            self._save_guarded(options)
-        self._planned = self._planning_values()
-
-    def get_absolute_url(self) -> str:
-        return reverse("distcron:schedule", args=[self.pk])
-
-    def timetable(self) -> timetable.Timetable:
+    def timetable(self) -> Timetable:
         """Return the rule as a timetable. Raise TimetableError for the field that is wrong."""
-        return timetable.build(
+        return build(
             kind=self.kind,
             cron=self.cron,
             timezone=self.timezone,
@@ -259,7 +257,7 @@ class Schedule(models.Model):
 
     def first_after(self, instant: datetime) -> datetime | None:
         """Return the first instant after ``instant`` within the bounds, or None."""
-        return timetable.first_after(
+        return first_after(
             self.timetable(), instant, starts_at=self.starts_at, ends_at=self.ends_at
         )
 
@@ -431,9 +429,7 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def active(self) -> RunQuerySet:
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
-        return self.filter(
-            Q(state__in=["claimed", "running"]) | Q(state="queued", attempt__gt=0)
-        )
+        return self.filter(Q(state__in=["claimed", "running"]) | Q(state="queued", attempt__gt=0))
 
     def queued_due(self) -> RunQuerySet:
         """Return queued runs whose time has come, oldest first."""
@@ -644,9 +640,7 @@ class Attempt(models.Model):
         verbose_name_plural = _("attempts")
         ordering = ["run", "number"]
         constraints = [
-            models.UniqueConstraint(
-                fields=["run", "fencing_token"], name="distcron_attempt_token"
-            )
+            models.UniqueConstraint(fields=["run", "fencing_token"], name="distcron_attempt_token")
         ]
 
     def __str__(self) -> str:
@@ -656,7 +650,7 @@ class Attempt(models.Model):
 class AuditEntry(models.Model):
     """Who did what to which object, and why. Rows are only ever added."""
 
-    at = InstantField(_("at"), default=timezone.now)
+    at = InstantField(_("at"), default=django_timezone.now)
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         on_delete=models.SET_NULL,
@@ -675,15 +669,13 @@ class AuditEntry(models.Model):
     before = models.JSONField(_("before"), null=True, blank=True)
     after = models.JSONField(_("after"), null=True, blank=True)
     # One per submitted form: a double click finds the first entry instead of acting twice.
-    idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)  # noqa: DJ001
+    idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
 
     class Meta:
         verbose_name = _("audit entry")
         verbose_name_plural = _("audit entries")
         ordering = ["-id"]
-        indexes = [
-            models.Index(fields=["object_type", "object_id"], name="distcron_audit_object")
-        ]
+        indexes = [models.Index(fields=["object_type", "object_id"], name="distcron_audit_object")]
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.verb} {self.object_label}"

@@ -52,7 +52,7 @@ def register(slots: int) -> UUID:
 
 
 def heartbeat(node_id: UUID, vitals: Vitals) -> bool:
-    """Extend the node's lease by one UPDATE. False means fenced: claim nothing more under this id."""
+    """Extend the node's lease by one UPDATE. False means fenced: claim nothing more."""
     changed = Node.objects.filter(pk=node_id, state__in=Node.MEMBER_STATES).update(
         heartbeat_at=DatabaseNow(),
         expires_at=DatabaseNow(_lease()),

@@ -33,7 +33,7 @@ from distcron_app.keeper import Keeper
 from distcron_app.leases import LeaseBook
 from distcron_app.lifecycle import ClaimedRun, Finished
 from distcron_app.locks import LockBackend
-from distcron_app.maintenance import Swept, Sweeper
+from distcron_app.maintenance import Sweeper, Swept
 from distcron_app.models import Run
 from distcron_app.runner import Assignment, Outcome
 from distcron_app.wakeup import Listener
@@ -376,9 +376,7 @@ class Scheduler:
         for dead in swept.dead:
             self._report("node_dead", node=dead)
         if swept.recovered.requeued or swept.recovered.lost:
-            self._report(
-                "recovered", requeued=swept.recovered.requeued, lost=swept.recovered.lost
-            )
+            self._report("recovered", requeued=swept.recovered.requeued, lost=swept.recovered.lost)
         for key in swept.invalid:
             self._report("invalid", schedule=key)
 
@@ -417,7 +415,8 @@ class Scheduler:
         self._database_cause = cause
         self._failures += 1
         low, high = BACKOFF_SECONDS
-        return min(high, low * 2 ** min(self._failures, 8)) * random.uniform(0.5, 1.0)  # noqa: S311
+        pause: float = min(high, low * 2 ** min(self._failures, 8))
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311
 
     def _tell_locks(self) -> None:
         cause = self._dispatcher.degraded_cause
@@ -488,7 +487,7 @@ class Scheduler:
         return EXIT_INTERRUPTED
 
     def _abandon(self, reason: str, unknown: str, detail: str) -> None:
-        """Kill the workers, then settle what they were running: only then is it known to be dead."""
+        """Kill the workers, then settle what they ran: only then is it known to be dead."""
         self._pool.kill()
         try:
             self._flush(force=True)
@@ -547,5 +546,3 @@ def _assignment(run: ClaimedRun) -> Assignment:
         fencing_token=run.fencing_token,
         is_recovery=run.recoveries > 0,
     )
-
-

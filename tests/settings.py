@@ -1,4 +1,4 @@
-"""Settings of the tests. TEST_DATABASE picks the database: sqlite (default), postgresql, mariadb."""
+"""Settings of the tests. TEST_DATABASE picks sqlite (default), postgresql or mariadb."""
 
 import os
 import tempfile

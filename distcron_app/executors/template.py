@@ -47,7 +47,7 @@ def _run_and_exit(body: Callable[[], None]) -> None:
         body()
         status = 0
     except BaseException:  # noqa: BLE001 - the last frame of a forked process
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -63,8 +63,9 @@ def _serve(control: socket.socket, worker_main: Callable[[socket.socket], None])
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, _do_nothing)
     children: set[int] = set()
+    sources: list[socket.socket | int] = [control, wake_read]
     while True:
-        readable, _, _ = select.select([control, wake_read], [], [])
+        readable, _, _ = select.select(sources, [], [])
         if wake_read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
@@ -80,9 +81,7 @@ def _serve(control: socket.socket, worker_main: Callable[[socket.socket], None])
                 _send(control, {"spawned": pid})
 
 
-def _fork_worker(
-    fd: int, ours: list[int], worker_main: Callable[[socket.socket], None]
-) -> int:
+def _fork_worker(fd: int, ours: list[int], worker_main: Callable[[socket.socket], None]) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:

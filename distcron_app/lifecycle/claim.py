@@ -58,20 +58,18 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> list[Claimed
             return []
         active = _active_runs(schedules)
         locked = (
-            Run.objects.select_for_update(**_skip_locked())
+            Run.objects.select_for_update(skip_locked=_can_skip_locked())
             .filter(pk__in=rows, state="queued", schedule__in=schedules, due_at__lte=DatabaseNow())
             .order_by("id")
         )
         won: list[Run] = []
         for run in locked:
-            if active.setdefault(run.schedule_id, run.pk) == run.pk:
+            if active.setdefault(run.schedule_id or 0, run.pk) == run.pk:
                 won.append(run)
         return _write_queued_claims(won, schedules, owner_tokens, node_id)
 
 
-def queue_manual(
-    schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | None = None
-) -> Run:
+def queue_manual(schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | None = None) -> Run:
     """Insert a queued run that starts as soon as a node has a free slot.
 
     Raise ScheduleBusy when a run of the schedule is queued or active.
@@ -398,15 +396,15 @@ def _lock_schedules(schedule_ids: Collection[int | None], node_id: UUID) -> dict
     if not Node.objects.alive().filter(pk=node_id, state=Node.State.ACTIVE).exists():
         return {}
     rows = (
-        Schedule.objects.select_for_update(**_skip_locked())
+        Schedule.objects.select_for_update(skip_locked=_can_skip_locked())
         .filter(pk__in=[pk for pk in schedule_ids if pk is not None])
         .order_by("pk")
     )
     return {schedule.pk: schedule for schedule in rows}
 
 
-def _skip_locked() -> dict[str, bool]:
-    return {"skip_locked": True} if connection.features.has_select_for_update_skip_locked else {}
+def _can_skip_locked() -> bool:
+    return connection.features.has_select_for_update_skip_locked
 
 
 def _active_runs(schedule_ids: Collection[int]) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import connection, transaction
@@ -61,12 +61,10 @@ def recover() -> Recovered:
     fenced first, so it can start nothing more under its id; its late report still settles
     a lost run, and is refused where another attempt has begun.
     """
-    skip = {"skip_locked": True} if connection.features.has_select_for_update_skip_locked else {}
+    skip = connection.features.has_select_for_update_skip_locked
     with transaction.atomic():
         rows = list(
-            Run.objects.orphaned()
-            .select_for_update(**skip, of=_of_self())
-            .order_by("pk")[:_BATCH]
+            Run.objects.orphaned().select_for_update(skip_locked=skip, of=_of_self()).order_by("pk")[:_BATCH]
         )
         return _settle(rows, Run.Reason.NODE_DIED, unknown=Run.State.LOST, detail="")
 
@@ -166,7 +164,7 @@ def _settle(rows: Sequence[Run], reason: str, *, unknown: str, detail: str) -> R
     )
 
 
-def _ended_attempt(run: Run, reason: str, now: object) -> Attempt:
+def _ended_attempt(run: Run, reason: str, now: datetime) -> Attempt:
     return Attempt(
         run=run,
         number=run.attempt,

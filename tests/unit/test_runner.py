@@ -419,7 +419,11 @@ def test_dead_idle_connection_is_replaced_before_the_job():
 
 @pytest.mark.django_db(transaction=True)
 def test_connection_does_not_outlive_its_age():
-    run(lambda: Group.objects.count())
+    def use_an_expired_one():
+        Group.objects.count()
+        connection.close_at = 0.0
+
+    run(use_an_expired_one)
     assert connection.connection is None
 
 

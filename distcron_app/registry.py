@@ -285,7 +285,7 @@ def _unknown(name: str) -> tuple[str, tuple[str, ...]]:
     short = name if len(name) <= NAME_LENGTH else f"{name[:NAME_LENGTH]}…"
     last_part = short.rpartition(".")[2]
     same_end = [each for each in names() if each.rpartition(".")[2] == last_part]
-    similar = difflib.get_close_matches(short, _jobs, n=3, cutoff=0.6)
+    similar = difflib.get_close_matches(short, _jobs, n=3, cutoff=0.8)
     return short, tuple(dict.fromkeys([*same_end, *similar]))[:3]
 
 

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from django.db import transaction
 
 import distcron_app
-from distcron_app.conf import get_config
+from distcron_app.conf import Config, get_config
 from distcron_app.instants import DatabaseNow
 from distcron_app.models import Node
 
@@ -33,9 +33,8 @@ class Vitals:
     alert: str = ""
 
 
-def register(slots: int) -> UUID:
+def register(config: Config) -> UUID:
     """Insert this process as an active node under a fresh id and return the id."""
-    config = get_config()
     node_id = uuid4()
     Node.objects.create(
         id=node_id,
@@ -46,7 +45,7 @@ def register(slots: int) -> UUID:
         started_at=DatabaseNow(),
         heartbeat_at=DatabaseNow(),
         expires_at=DatabaseNow(_lease()),
-        slots=slots,
+        slots=config.slots,
     )
     return node_id
 

@@ -107,7 +107,7 @@ class Scheduler:
     def run(self) -> int:
         """Register, loop until a signal, drain, leave; return the exit code."""
         self._install_signals()
-        node_id = nodes.register(self._config.slots)
+        node_id = nodes.register(self._config)
         self._keeper.begin(node_id)
         listener = Listener(self._on_wakeup)
         listener.start()
@@ -396,7 +396,7 @@ class Scheduler:
         dropped = [run.run_id for run in self._ready]
         self._ready.clear()
         self._forget(dropped)
-        node_id = nodes.register(self._config.slots)
+        node_id = nodes.register(self._config)
         self._keeper.begin(node_id)
         self._report("fenced", node=node_id, dropped=dropped)
 

@@ -1,0 +1,213 @@
+"""Run one node until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+from typing import Any, TextIO, cast
+
+import django
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError, connection, connections
+from django.db.migrations.executor import MigrationExecutor
+from django.utils.translation import gettext as _
+
+import distcron_app
+from distcron_app.clock import Clock
+from distcron_app.conf import Config, get_config
+from distcron_app.console import JsonConsole, TextConsole
+from distcron_app.errors import LockUnavailable
+from distcron_app.executors import ProcessPool
+from distcron_app.locks import LockBackend, get_backend
+from distcron_app.models import Schedule
+from distcron_app.scheduler import Scheduler
+
+EXIT_DEPENDENCY_DOWN = 6
+
+# The scheduler's own connections; jobs have theirs in other processes.
+CONNECT_TIMEOUT_SECONDS = 3
+_POSTGRES_SESSION = (
+    "SET statement_timeout = '10s'; SET lock_timeout = '5s'; "
+    "SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on"
+)
+
+EPILOG = """
+examples:
+  python manage.py runscheduler
+  python manage.py runscheduler --processes 4 --threads 8 --log json
+
+SIGTERM or SIGINT drains: nothing new is claimed, running jobs finish, exit 0.
+A second signal stops at once. SIGUSR1 prints what the node is doing.
+exit codes: 0 drained, 1 broken, 2 usage, 3 jobs were cut off at the end of the drain,
+6 database unreachable or not migrated at start, 130 stopped at once.
+"""
+
+
+class Command(BaseCommand):
+    """Start worker processes, then claim and run due occurrences until a signal."""
+
+    help = "Run one scheduler node: claims due occurrences and runs their jobs."
+    requires_system_checks = "__all__"
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(
+            prog_name,
+            subcommand,
+            epilog=EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **kwargs,
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--processes", type=_count, help="worker processes of this node")
+        parser.add_argument("--threads", type=_count, help="threads in each worker process")
+        parser.add_argument("--name", help="label of this node for people; default: host name")
+        parser.add_argument(
+            "--drain-seconds", type=float, help="how long a stop waits for running jobs"
+        )
+        parser.add_argument("--log", choices=["text", "json"], default="text")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        config = _config(options)
+        console = self._console(options)
+        if isinstance(console, TextConsole):
+            console.say(
+                f"distcron {distcron_app.__version__} · Django {django.get_version()} · "
+                f"Python {platform.python_version()} · {config.label}, pid {os.getpid()}"
+            )
+        # Before any connection or thread: the workers are forked from here.
+        connections.close_all()
+        pool = ProcessPool(
+            processes=config.processes,
+            threads=config.threads,
+            output_limit_bytes=config.output_limit_bytes,
+        )
+        pool.start()
+        try:
+            _limit_connections()
+            backend = get_backend(config)
+            self._introduce(console, config, backend)
+        except BaseException:
+            pool.kill()
+            raise
+        code = Scheduler(
+            config=config, pool=pool, backend=backend, report=console, clock=Clock()
+        ).run()
+        backend.close()
+        if code:
+            # Not sys.exit: a Django command is told its exit code by the error it raises.
+            raise SystemExit(code)
+
+    def _console(self, options: dict[str, Any]) -> TextConsole | JsonConsole:
+        stream = cast(TextIO, self.stdout._out)
+        if options["log"] == "json":
+            return JsonConsole(stream)
+        plain = options["no_color"] or "NO_COLOR" in os.environ
+        colour = options["force_color"] or (stream.isatty() and not plain)
+        return TextConsole(stream, time_zone=settings.TIME_ZONE, colour=colour)
+
+    def _introduce(
+        self, console: TextConsole | JsonConsole, config: Config, backend: LockBackend
+    ) -> None:
+        """Say what this node works with; refuse to start without a migrated database."""
+        clock = Clock()
+        try:
+            before = clock.monotonic()
+            connection.ensure_connection()
+            executor = MigrationExecutor(connection)
+            answer_ms = (clock.monotonic() - before) * 1000
+            targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "distcron"]
+            if executor.migration_plan(targets):
+                raise CommandError(
+                    _("The tables are not up to date. Run: python manage.py migrate"),
+                    returncode=EXIT_DEPENDENCY_DOWN,
+                )
+            counts = {
+                state: Schedule.objects.filter(state=state).count() for state in Schedule.State
+            }
+        except (DatabaseError, InterfaceError) as error:
+            raise CommandError(
+                _("Database unreachable: %s") % str(error).strip(),
+                returncode=EXIT_DEPENDENCY_DOWN,
+            ) from error
+        locks = _describe_locks(backend)
+        if isinstance(console, JsonConsole):
+            console("ready", database=connection.vendor, locks=locks, schedules=counts)
+            return
+        console.say(
+            f"  {connection.display_name} {_version()} · {answer_ms:.0f} ms · "
+            + _("locks: %s") % locks
+        )
+        console.say(
+            "  "
+            + _("%(active)d schedules active, %(paused)d paused, %(invalid)d invalid")
+            % {state.value: count for state, count in counts.items()}
+            + " · "
+            + _("%(processes)d processes of %(threads)d threads")
+            % {"processes": config.processes, "threads": config.threads}
+            + f" · {settings.TIME_ZONE}"
+        )
+        if connection.vendor == "sqlite":
+            console.say("  ! " + _("SQLite: for the nodes of one machine only."))
+        console.say(
+            "  "
+            + _("stop with Ctrl-C (drains up to %g s; twice stops at once)") % config.drain_seconds
+        )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 256:
+        raise argparse.ArgumentTypeError(f"got {value}, allowed 1 to 256")
+    return value
+
+
+def _config(options: dict[str, Any]) -> Config:
+    given = {
+        "processes": options["processes"],
+        "threads": options["threads"],
+        "node_name": options["name"],
+        "drain_seconds": options["drain_seconds"],
+    }
+    return dataclasses.replace(
+        get_config(), **{key: value for key, value in given.items() if value is not None}
+    )
+
+
+def _limit_connections() -> None:
+    """Bound how long this process waits for the database, so that a hang is noticed."""
+    from django.db.backends.signals import connection_created
+
+    options = connections.settings["default"].setdefault("OPTIONS", {})
+    if connection.vendor in ("postgresql", "mysql"):
+        options.setdefault("connect_timeout", CONNECT_TIMEOUT_SECONDS)
+    if connection.vendor == "postgresql":
+        options.setdefault("tcp_user_timeout", 10_000)
+        options.setdefault("keepalives_idle", 5)
+        options.setdefault("keepalives_interval", 2)
+        options.setdefault("keepalives_count", 3)
+    connection_created.connect(_prepare_session, dispatch_uid="distcron")
+
+
+def _prepare_session(*, connection: Any, **_: Any) -> None:
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(_POSTGRES_SESSION)
+
+
+def _describe_locks(backend: LockBackend) -> str:
+    try:
+        seconds = backend.ping()
+    except LockUnavailable as error:
+        return _("%(backend)s away (%(cause)s), the database decides alone") % {
+            "backend": backend.name,
+            "cause": error.cause,
+        }
+    return f"{backend.name} {seconds * 1000:.1f} ms"
+
+
+def _version() -> str:
+    return ".".join(str(part) for part in connection.get_database_version())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 from zoneinfo import ZoneInfo
 
@@ -218,10 +218,10 @@ def _column(facts: Mapping[str, Any]) -> str:
     return f"{facts['schedule']:<24} " + _("run %s") % facts["run"] + " "
 
 
-def _numbers(run_ids: Any) -> str:
-    shown = ", ".join(str(run_id) for run_id in list(run_ids)[:10])
-    rest = " …" if len(run_ids) > 10 else ""
-    return str(_("run %s") % shown) + rest
+def _numbers(run_ids: Sequence[int]) -> str:
+    shown = ", ".join(str(run_id) for run_id in run_ids[:10])
+    more = " …" if len(run_ids) > 10 else ""
+    return _("run %(numbers)s") % {"numbers": shown + more}
 
 
 def _seconds(seconds: float) -> str:

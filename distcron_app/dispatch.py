@@ -12,7 +12,7 @@ import functools
 import logging
 import random
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -90,6 +90,8 @@ class Dispatcher:
         self._standing_back: dict[int, tuple[datetime, float]] = {}
         # Owner token to lock name and lease of claims whose COMMIT was not answered.
         self._unsettled: dict[str, tuple[str, Lease | None]] = {}
+        # The database's clock at the last read; before the first read nothing is claimed.
+        self._database_time = datetime.min.replace(tzinfo=UTC)
         self.degraded_cause = ""
 
     def tick(self, node_id: UUID, capacity: int) -> Tick:
@@ -102,7 +104,7 @@ class Dispatcher:
         rows = self._read_due(capacity)
         if not rows:
             return Tick(wait_seconds=self._config.poll_seconds)
-        now = rows[0].now
+        now = self._database_time = rows[0].now
         due = [row for row in rows if row.next_run_at <= now]
         ahead = [row.next_run_at for row in rows if row.next_run_at > now]
         wait = (ahead[0] - now).total_seconds() if ahead else self._config.poll_seconds
@@ -128,9 +130,12 @@ class Dispatcher:
             .annotate(now=DatabaseNow())
             .values_list("pk", "schedule_id", "due_at", "now")[:limit]
         )
+        if rows:
+            self._database_time = rows[0][3]
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
         oldest = {row[1]: row for row in reversed(rows)}
-        chosen = [row for pk, row in oldest.items() if pk not in self._leases.schedule_ids()]
+        here = self._leases.schedules()
+        chosen = [row for pk, row in oldest.items() if pk not in here]
         chosen = chosen[:capacity]
         if not chosen:
             return []
@@ -163,26 +168,36 @@ class Dispatcher:
     def _read_due(self, capacity: int) -> list[_Due]:
         schedules = Schedule.objects.due(within_seconds=self._config.poll_seconds)
         if capacity <= 0:
-            schedules = schedules.filter(pk__in=self._leases.schedule_ids())
+            schedules = schedules.filter(pk__in=self._leases.schedules())
         limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
         rows = schedules.annotate(now=DatabaseNow()).values_list(*_COLUMNS)[:limit]
         return [_Due(*row) for row in rows]
 
     def _choose(self, due: Sequence[_Due], capacity: int) -> list[_Due]:
-        here = self._leases.schedule_ids()
+        here = self._leases.schedules()
         now = self._clock.monotonic()
         free: list[_Due] = []
         chosen: list[_Due] = []
         for row in due:
             lost_at, again_at = self._standing_back.get(row.pk, (None, 0.0))
             if row.pk in here:
-                chosen.append(row)
+                if not self._waits_its_turn(row, here[row.pk]):
+                    chosen.append(row)
             elif lost_at != row.next_run_at or now >= again_at:
                 free.append(row)
         if len(free) > capacity:
             # Nodes that read the same rows must not all go for the first ones.
             free = random.sample(free, max(0, capacity))
         return chosen + free
+
+    def _waits_its_turn(self, row: _Due, running_since: datetime) -> bool:
+        """Return True for an occurrence that was due before the run that is active began.
+
+        It is behind, not overlapped: after a stall the occurrences of a short job run one
+        after the other. Past the grace the misfire plan decides.
+        """
+        behind = row.next_run_at <= running_since
+        return behind and row.late_seconds <= self._config.misfire_grace_seconds
 
     def _decide(self, rows: Sequence[_Due]) -> tuple[list[Decision], tuple[str, ...]]:
         decisions: list[Decision] = []
@@ -234,7 +249,7 @@ class Dispatcher:
     def _claim(
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
     ) -> tuple[Claimed, tuple[str, ...]]:
-        here = self._leases.schedule_ids()
+        here = self._leases.schedules()
         names = {pk: schedule_lock_name(pk) for pk in rows}
         leases = self._acquire(
             {
@@ -294,6 +309,7 @@ class Dispatcher:
                 name=name,
                 owner_token=run.owner_token,
                 lease=lease,
+                since=self._database_time,
             )
         unused = [lease for _, lease in self._unsettled.values() if lease is not None]
         self._unsettled.clear()

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Collection, Iterable
+from datetime import datetime
 
 from distcron_app.errors import LockUnavailable
 from distcron_app.locks import Lease, LockBackend
@@ -24,6 +25,7 @@ class _Holding:
     name: str
     owner_token: str
     lease: Lease | None
+    since: datetime
     lost: bool = False
 
 
@@ -41,21 +43,26 @@ class LeaseBook:
         self._holdings: dict[int, _Holding] = {}
 
     def hold(
-        self, run_id: int, *, schedule_id: int, name: str, owner_token: str, lease: Lease | None
+        self,
+        run_id: int,
+        *,
+        schedule_id: int,
+        name: str,
+        owner_token: str,
+        lease: Lease | None,
+        since: datetime,
     ) -> None:
-        """Enter a run with the lease that was acquired for it, or None."""
-        with self._lock:
-            self._holdings[run_id] = _Holding(schedule_id, name, owner_token, lease)
+        """Enter a run with the lease that was acquired for it, or None.
 
-    def holds_schedule(self, schedule_id: int) -> bool:
-        """Return True while a run of the schedule is this node's."""
+        ``since`` is when it was claimed, aware, by the database's clock.
+        """
         with self._lock:
-            return any(held.schedule_id == schedule_id for held in self._holdings.values())
+            self._holdings[run_id] = _Holding(schedule_id, name, owner_token, lease, since)
 
-    def schedule_ids(self) -> set[int]:
-        """Return the schedules of this node's runs."""
+    def schedules(self) -> dict[int, datetime]:
+        """Return the schedules of this node's runs, with when the newest was claimed."""
         with self._lock:
-            return {held.schedule_id for held in self._holdings.values()}
+            return {held.schedule_id: held.since for held in self._holdings.values()}
 
     def let_go(self, run_ids: Iterable[int]) -> None:
         """Release the leases of runs that ended, in one call.

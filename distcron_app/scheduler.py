@@ -180,7 +180,7 @@ class Scheduler:
         node_id = self._keeper.node_id
         queued = self._dispatcher.claim_queued(node_id, self._capacity())
         self._accept(queued)
-        if self._outcomes and self._leases.schedule_ids():
+        if self._outcomes and self._leases.schedules():
             # A finished run still blocks its schedule's next occurrence until it is written.
             self._flush(force=True)
         tick = self._dispatcher.tick(node_id, self._capacity())

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import os
 import pwd
+import queue
 import shutil
 import signal
 import socket
@@ -431,17 +432,18 @@ def tcp_proxy(target_port: int) -> TcpProxy:
 
 
 class _Link:
-    """One proxied connection, pumped by two threads."""
+    """One proxied connection, pumped by threads."""
 
     def __init__(self, proxy: TcpProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
         self._server = server
         self._mute = threading.Event()
+        self._replies: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
     def start(self) -> None:
         self._proxy._register(self._client, self._server)
-        for pump in (self._pump_requests, self._pump_replies):
+        for pump in (self._pump_requests, self._pump_replies, self._deliver_replies):
             threading.Thread(target=pump, daemon=True).start()
 
     def _pump_requests(self) -> None:
@@ -459,8 +461,17 @@ class _Link:
                     if self._proxy._hang:
                         continue
                     break
-                if self._proxy.delay_seconds:
-                    time.sleep(self._proxy.delay_seconds)
+                self._replies.put((time.monotonic() + self._proxy.delay_seconds, data))
+        self._replies.put((0.0, b""))
+
+    def _deliver_replies(self) -> None:
+        # A thread of its own, so that the delay is latency and replies do not add it up.
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = self._replies.get()
+                if not data:
+                    break
+                time.sleep(max(0.0, due - time.monotonic()))
                 self._client.sendall(data)
         _shut(self._client, self._server)
 

@@ -1,0 +1,96 @@
+"""Locks in this process' memory: for tests, and for a single process without Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+
+from distcron_app.clock import Clock
+from distcron_app.locks.base import Lease, LockBackend, LockInfo, checked_ttl
+
+__all__ = ["MemoryLockBackend"]
+
+
+class MemoryLockBackend(LockBackend):
+    """Excludes threads of one process from each other; other processes see nothing."""
+
+    name = "memory"
+
+    def __init__(self, *, note: str = "", clock: Clock | None = None) -> None:
+        self._note = note
+        self._clock = clock or Clock()
+        self._leases: dict[str, Lease] = {}
+        self._mutex = threading.RLock()
+
+    def acquire(self, wanted: Mapping[str, str], ttl_ms: int) -> dict[str, Lease]:
+        """Take the free locks, as ``LockBackend.acquire`` promises."""
+        expires_at = self._clock.monotonic() + checked_ttl(ttl_ms) / 1000
+        with self._mutex:
+            won = {
+                name: Lease(name=name, owner_token=token, expires_at=expires_at)
+                for name, token in wanted.items()
+                if self._owner(name) in (None, token)
+            }
+            self._leases.update(won)
+        return won
+
+    def renew(self, leases: Collection[Lease], ttl_ms: int) -> dict[str, Lease]:
+        """Extend the leases that have not expired."""
+        with self._mutex:
+            ours = {lease.name: lease.owner_token for lease in leases if self._is_ours(lease)}
+            return self.acquire(ours, ttl_ms)
+
+    def release(self, leases: Collection[Lease]) -> set[str]:
+        """End the leases that have not expired."""
+        with self._mutex:
+            released = {lease.name for lease in leases if self._is_ours(lease)}
+            for name in released:
+                del self._leases[name]
+        return released
+
+    def inspect(self, names: Collection[str]) -> dict[str, LockInfo]:
+        """Return the holders of those names that are held."""
+        now = self._clock.monotonic()
+        with self._mutex:
+            return {
+                name: LockInfo(
+                    name=name,
+                    owner_token=self._leases[name].owner_token,
+                    note=self._note,
+                    ttl_ms=round((self._leases[name].expires_at - now) * 1000),
+                )
+                for name in names
+                if self._owner(name) is not None
+            }
+
+    def held(self) -> list[LockInfo]:
+        """Return all held locks."""
+        with self._mutex:
+            names = sorted(self._leases)
+        return list(self.inspect(names).values())
+
+    def force_release(self, name: str) -> bool:
+        """End a lock whoever owns it."""
+        with self._mutex:
+            return self._owner(name) is not None and bool(self._leases.pop(name))
+
+    def ping(self) -> float:
+        """Return 0: nothing has to answer."""
+        return 0.0
+
+    def close(self) -> None:
+        """Forget all locks."""
+        with self._mutex:
+            self._leases.clear()
+
+    def _is_ours(self, lease: Lease) -> bool:
+        return self._owner(lease.name) == lease.owner_token
+
+    def _owner(self, name: str) -> str | None:
+        lease = self._leases.get(name)
+        if lease is None:
+            return None
+        if lease.expires_at <= self._clock.monotonic():
+            del self._leases[name]
+            return None
+        return lease.owner_token

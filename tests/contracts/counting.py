@@ -1,0 +1,52 @@
+"""A counter without protection of its own, incremented under a lock.
+
+Run as a program it is one more node: ``python -m tests.contracts.counting
+'{"settings": {...}, "counter": path, "times": 100}'``. With ``"hold": name`` it takes that
+lock instead, prints ``held`` and keeps it until its input ends; with ``"fork": true`` a
+forked child waits beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NAME = "schedule:1"
+TTL_MS = 30_000
+
+
+def count(backend: Any, counter: Path, times: int) -> None:
+    """Add one to the number in ``counter``, ``times`` times, each under the lock."""
+    from distcron_app.locks import new_owner_token
+
+    for _ in range(times):
+        while not (won := backend.acquire({NAME: new_owner_token()}, TTL_MS)):
+            time.sleep(0.0002)
+        # Read, then write: two at once lose an increment.
+        counter.write_text(str(int(counter.read_text()) + 1))
+        assert backend.release(won.values()) == {NAME}
+
+
+def main(given: dict[str, Any]) -> None:
+    from django.conf import settings
+
+    settings.configure(**given["settings"])
+    from distcron_app.locks import get_backend, new_owner_token
+
+    if "hold" in given:
+        assert get_backend().acquire({given["hold"]: new_owner_token()}, TTL_MS)
+        if given.get("fork") and os.fork() == 0:
+            sys.stdin.read()
+            os._exit(0)
+        print("held", flush=True)
+        sys.stdin.read()
+    else:
+        count(get_backend(), Path(given["counter"]), given["times"])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

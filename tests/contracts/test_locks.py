@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from distcron_app.clock import Clock
+from distcron_app.errors import LockUnavailable
+from distcron_app.locks.file import FileLockBackend
+from distcron_app.locks.memory import MemoryLockBackend
+from distcron_app.locks.redis import RedisLockBackend
+from project.service_urls import cache_settings
+from tests.contracts.conftest import LOCK_DATABASE
+from tests.contracts.lock_contract import SHORT, LockContract, spawn_node, take
+
+
+class RedisContract(LockContract):
+    @pytest.fixture
+    def url(self):
+        raise NotImplementedError
+
+    @pytest.fixture
+    def backend(self, url, use_redis):
+        use_redis(url)
+        return RedisLockBackend("distcron", "test", note="node-a")
+
+    @pytest.fixture
+    def other(self, backend):
+        return RedisLockBackend("distcron", "test", note="node-b")
+
+    @pytest.fixture
+    def node_settings(self, url):
+        return {"CACHES": cache_settings(url), "DISTCRON": {"NAMESPACE": "test"}}
+
+    def test_index_drops_what_expired(self, backend, server):
+        lease = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
+        self.wait_until_expired(lease, backend)
+        take(backend, "schedule:2")
+        with server.client(LOCK_DATABASE) as client:
+            assert client.zrange("test:{lock}-index", 0, -1) == [b"test:{lock}:schedule:2"]
+
+
+class TestRedisLocks(RedisContract):
+    @pytest.fixture
+    def server(self, shared_redis):
+        with shared_redis.client(LOCK_DATABASE) as client:
+            client.flushdb()
+        return shared_redis
+
+    @pytest.fixture
+    def url(self, server):
+        return server.url_of(LOCK_DATABASE)
+
+
+class TestValkeyLocks(RedisContract):
+    @pytest.fixture
+    def server(self, shared_valkey):
+        with shared_valkey.client(LOCK_DATABASE) as client:
+            client.flushdb()
+        return shared_valkey
+
+    @pytest.fixture
+    def url(self, server):
+        return server.url_of(LOCK_DATABASE)
+
+
+class TestMemoryLocks(LockContract):
+    @pytest.fixture
+    def backend(self):
+        return MemoryLockBackend(note="node-a")
+
+    @pytest.fixture
+    def other(self, backend):
+        return backend
+
+    def test_ttl_follows_the_given_clock(self):
+        class HandClock(Clock):
+            seconds = 100.0
+
+            def monotonic(self) -> float:
+                return self.seconds
+
+        clock = HandClock()
+        backend = MemoryLockBackend(clock=clock)
+        lease = take(backend, "schedule:1", ttl_ms=5000)["schedule:1"]
+        clock.seconds = 104.999
+        assert take(backend, "schedule:1") == {}
+        clock.seconds = 105.0
+        assert backend.renew([lease], 5000) == {}
+        assert set(take(backend, "schedule:1")) == {"schedule:1"}
+
+
+class TestFileLocks(LockContract):
+    batch_size = 400
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return tmp_path / "locks"
+
+    @pytest.fixture
+    def backend(self, folder):
+        backend = FileLockBackend(str(folder), note="node-a")
+        yield backend
+        backend.close()
+
+    @pytest.fixture
+    def other(self, folder):
+        backend = FileLockBackend(str(folder), note="node-b")
+        yield backend
+        backend.close()
+
+    @pytest.fixture
+    def node_settings(self, folder):
+        return {"DISTCRON": {"LOCK_BACKEND": "file", "LOCK_DIRECTORY": str(folder)}}
+
+    def wait_until_expired(self, lease, holder):
+        super().wait_until_expired(lease, holder)
+        # Any call of the holder drops what has expired.
+        holder.inspect([])
+
+    @pytest.fixture
+    def holder(self, node_settings):
+        node = spawn_node(settings=node_settings, hold="schedule:1")
+        assert node.stdout.readline() == "held\n"
+        yield node
+        node.kill()
+        node.communicate()
+
+    def test_folder_is_private(self, backend, folder):
+        take(backend, "schedule:1")
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+    def test_released_lock_leaves_no_file(self, backend, folder):
+        backend.release(take(backend, "schedule:1").values())
+        assert os.listdir(folder) == []
+
+    def test_kill9_of_the_holder_frees_its_lock(self, holder, other):
+        assert take(other, "schedule:1") == {}
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        assert other.held() == []
+        assert set(take(other, "schedule:1")) == {"schedule:1"}
+
+    def test_paused_holder_keeps_its_lock(self, holder, other):
+        holder.send_signal(signal.SIGSTOP)
+        assert take(other, "schedule:1") == {}
+        holder.send_signal(signal.SIGCONT)
+
+    def test_holder_keeps_an_expired_lock_until_its_next_call(self, backend, other):
+        lease = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
+        LockContract.wait_until_expired(self, lease, backend)
+        assert take(other, "schedule:1") == {}
+        backend.inspect([])
+        assert set(take(other, "schedule:1")) == {"schedule:1"}
+
+    def test_forked_child_does_not_keep_the_lock(self, node_settings, other):
+        node = spawn_node(settings=node_settings, hold="schedule:1", fork=True)
+        assert node.stdout.readline() == "held\n"
+        assert take(other, "schedule:1") == {}
+        os.kill(node.pid, signal.SIGKILL)
+        node.wait()
+        assert set(take(other, "schedule:1")) == {"schedule:1"}
+        # Ends the child, which waits for the end of its input.
+        node.communicate()
+
+    def test_deleted_file_loses_the_lease(self, backend, other, folder):
+        won = take(backend, "schedule:1")
+        (folder / "schedule:1.lock").unlink()
+        assert set(take(other, "schedule:1")) == {"schedule:1"}
+        assert backend.renew(won.values(), 1000) == {}
+        assert backend.release(won.values()) == set()
+        assert (folder / "schedule:1.lock").exists()
+
+    def test_unreadable_content_still_shows_the_lock(self, backend, other, folder):
+        take(backend, "schedule:1")
+        Path(folder / "schedule:1.lock").write_text("{half a rec")
+        (info,) = other.held()
+        assert (info.owner_token, info.note, info.ttl_ms) == (None, "", None)
+
+    def test_folder_that_others_can_write_is_refused(self, backend, folder):
+        folder.mkdir()
+        folder.chmod(0o777)
+        with pytest.raises(LockUnavailable, match=r"can be written by others, mode 777; use 700"):
+            take(backend, "schedule:1")
+
+    def test_file_in_place_of_the_folder_is_refused(self, backend, folder):
+        folder.write_text("")
+        with pytest.raises(LockUnavailable, match="is not a folder"):
+            take(backend, "schedule:1")
+
+    def test_symbolic_link_in_place_of_the_folder_is_refused(self, backend, folder, tmp_path):
+        folder.symlink_to(tmp_path)
+        with pytest.raises(LockUnavailable, match="is not a folder"):
+            take(backend, "schedule:1")
+
+    def test_too_few_file_descriptors_take_nothing(self, backend, other, folder):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        names = [f"schedule:{number}" for number in range(200)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+        try:
+            with pytest.raises(LockUnavailable, match="Too many open files"):
+                take(backend, *names)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert list(take(other, *names)) == names

@@ -1,0 +1,303 @@
+"""Redis that dies, hangs, forgets, fills up, or is touched by other hands."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.core.cache import caches
+from django_redis import get_redis_connection
+
+from distcron_app.errors import ConfigurationError, LockUnavailable
+from distcron_app.locks import Lease, get_backend, schedule_lock_name
+from distcron_app.locks.redis import RedisLockBackend
+from tests.contracts.conftest import LOCK_DATABASE
+from tests.contracts.lock_contract import LONG, take
+from tests.services import redis_server, tcp_proxy, wait_for
+
+KEY = "test:{lock}:schedule:1"
+UNKNOWN = Lease(name="schedule:1", owner_token="f00d", expires_at=0.0)
+
+
+@pytest.fixture
+def backend(own_redis, use_redis):
+    use_redis(own_redis.url_of(LOCK_DATABASE))
+    return RedisLockBackend("distcron", "test", note="node-a")
+
+
+@pytest.fixture
+def client(own_redis):
+    with own_redis.client(LOCK_DATABASE) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(own_redis):
+    with tcp_proxy(own_redis.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(proxy, use_redis):
+    use_redis(f"redis://127.0.0.1:{proxy.port}/{LOCK_DATABASE}")
+    backend = RedisLockBackend("distcron", "test", note="node-a")
+    backend.ping()
+    return backend
+
+
+def test_acquire_whose_reply_is_lost_still_wins(proxied, proxy, client):
+    proxy.drop_next_reply(b"EVAL")
+    won = take(proxied, "schedule:1")
+    assert proxy.dropped == 1
+    assert client.get(KEY).decode() == f"{won['schedule:1'].owner_token}|node-a"
+
+
+def test_renew_whose_reply_is_lost_still_renews(proxied, proxy):
+    won = take(proxied, "schedule:1")
+    proxy.drop_next_reply(b"EVAL")
+    assert set(proxied.renew(won.values(), LONG)) == {"schedule:1"}
+    assert proxy.dropped == 1
+
+
+def test_release_whose_reply_is_lost_still_releases(proxied, proxy, client):
+    won = take(proxied, "schedule:1")
+    proxy.drop_next_reply(b"EVAL")
+    proxied.release(won.values())
+    assert proxy.dropped == 1
+    assert client.get(KEY) is None
+
+
+def test_reply_that_never_comes_is_asked_for_once_more(proxied, proxy):
+    proxy.drop_next_reply(b"EVAL", hang=True)
+    assert set(take(proxied, "schedule:1")) == {"schedule:1"}
+    assert proxy.dropped == 1
+
+
+def test_tokens_of_a_failed_acquire_are_released_at_the_next_contact(proxied, proxy, client):
+    proxy.delay_seconds = 1.5
+    with pytest.raises(LockUnavailable):
+        take(proxied, "schedule:1")
+    wait_for(lambda: client.get(KEY), what="the lock that nobody knows of")
+    proxy.delay_seconds = 0
+    proxy.cut()
+    take(proxied, "schedule:2")
+    assert client.get(KEY) is None
+
+
+def test_one_batch_is_one_round_trip(proxied, proxy):
+    proxied.acquire({"schedule:0": "warm"}, LONG)
+    proxy.delay_seconds = 0.2
+    started = time.monotonic()
+    assert len(take(proxied, *map(schedule_lock_name, range(1, 1201)))) == 1200
+    assert time.monotonic() - started < 0.4
+
+
+def test_script_flush_changes_nothing(backend, client):
+    names = [schedule_lock_name(number) for number in range(1001)]
+    won = take(backend, *names)
+    client.script_flush()
+    assert len(backend.renew(won.values(), LONG)) == 1001
+    client.script_flush()
+    assert len(backend.release(won.values())) == 1001
+
+
+def test_flushall_loses_the_lease(backend, client):
+    won = take(backend, "schedule:1")
+    client.flushall()
+    assert backend.renew(won.values(), LONG) == {}
+    assert backend.held() == []
+
+
+def test_dead_redis_is_unavailable_at_once(backend, own_redis):
+    take(backend, "schedule:1")
+    own_redis.kill9()
+    started = time.monotonic()
+    with pytest.raises(LockUnavailable, match="Lock backend 'redis': unavailable, Connection"):
+        take(backend, "schedule:2")
+    assert time.monotonic() - started < 0.5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda backend: backend.held(),
+        lambda backend: backend.inspect(["schedule:1"]),
+        lambda backend: backend.force_release("schedule:1"),
+        lambda backend: backend.ping(),
+        lambda backend: backend.release([UNKNOWN]),
+        lambda backend: backend.renew([UNKNOWN], LONG),
+    ],
+)
+def test_every_call_reports_a_dead_redis(backend, own_redis, call):
+    own_redis.kill9()
+    with pytest.raises(LockUnavailable):
+        call(backend)
+
+
+def test_restarted_redis_is_used_again(backend, own_redis):
+    won = take(backend, "schedule:1")
+    own_redis.kill9()
+    own_redis.start()
+    assert backend.renew(won.values(), LONG) == {}
+    assert set(take(backend, "schedule:1")) == {"schedule:1"}
+
+
+def test_restart_with_append_only_file_keeps_the_lock(use_redis):
+    with redis_server("--appendfsync", "always", appendonly=True) as server:
+        use_redis(server.url_of(LOCK_DATABASE))
+        backend = RedisLockBackend("distcron", "test")
+        won = take(backend, "schedule:1")
+        server.kill9()
+        server.start()
+        assert set(backend.renew(won.values(), LONG)) == {"schedule:1"}
+
+
+@pytest.mark.parametrize("call", ["acquire", "renew", "release"])
+def test_hung_redis_is_unavailable_within_a_second(backend, own_redis, call):
+    leases = take(backend, "schedule:1").values()
+    own_redis.pause()
+    started = time.monotonic()
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        if call == "acquire":
+            take(backend, "schedule:2")
+        elif call == "renew":
+            backend.renew(leases, LONG)
+        else:
+            backend.release(leases)
+    assert time.monotonic() - started < 1.2
+
+
+def test_breaker_opens_and_heals(backend, own_redis):
+    guarded = get_backend()
+    guarded.ping()
+    own_redis.pause()
+    for _ in range(2):
+        with pytest.raises(LockUnavailable):
+            take(guarded, "schedule:1")
+    assert guarded.state == "open"
+    started = time.monotonic()
+    with pytest.raises(LockUnavailable, match="not asked, down for 0"):
+        take(guarded, "schedule:1")
+    assert time.monotonic() - started < 0.05
+    own_redis.resume()
+    wait_for(lambda: _answers(guarded), what="the breaker to close")
+    assert guarded.state == "closed"
+
+
+def test_clearing_the_default_cache_frees_no_lock(backend, own_redis, settings):
+    settings.CACHES = {
+        **settings.CACHES,
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": own_redis.url_of(1),
+        },
+    }
+    won = take(backend, "schedule:1")
+    caches["default"].set("page", "content")
+    caches["default"].clear()
+    assert caches["default"].get("page") is None
+    assert set(backend.renew(won.values(), LONG)) == {"schedule:1"}
+    get_redis_connection("default").connection_pool.disconnect()
+
+
+def test_values_are_plain_text(backend, client):
+    won = take(backend, "schedule:1")
+    assert client.get(KEY) == f"{won['schedule:1'].owner_token}|node-a".encode()
+
+
+def test_keys_are_built_from_ids(backend, client):
+    take(backend, schedule_lock_name(42))
+    assert sorted(client.keys()) == [b"test:{lock}-index", b"test:{lock}:schedule:42"]
+
+
+def test_every_lock_has_a_ttl(backend, client):
+    take(backend, "schedule:1", ttl_ms=5000)
+    assert 0 < client.pttl(KEY) <= 5000
+
+
+def test_namespaces_do_not_exclude_each_other(backend):
+    take(backend, "schedule:1")
+    stranger = RedisLockBackend("distcron", "other")
+    assert set(take(stranger, "schedule:1")) == {"schedule:1"}
+    assert [info.name for info in stranger.held()] == ["schedule:1"]
+
+
+def test_planted_key_of_another_type_blocks_only_its_name(backend, client):
+    client.rpush(KEY, "planted")
+    assert set(take(backend, "schedule:1", "schedule:2")) == {"schedule:2"}
+    info = backend.inspect(["schedule:1"])["schedule:1"]
+    assert (info.owner_token, info.ttl_ms) == (None, None)
+
+
+def test_planted_key_without_ttl_can_be_force_released(backend, client):
+    client.set(KEY, "planted")
+    assert backend.inspect(["schedule:1"])["schedule:1"].ttl_ms is None
+    assert take(backend, "schedule:1") == {}
+    assert backend.force_release("schedule:1") is True
+    assert set(take(backend, "schedule:1")) == {"schedule:1"}
+
+
+def test_planted_pickle_is_never_loaded(backend, client):
+    # cbuiltins.exec: loading it would raise in this test.
+    client.set(KEY, b"cbuiltins\nexec\n(S'raise SystemExit(3)'\ntR.")
+    assert take(backend, "schedule:1") == {}
+    assert "builtins" in backend.inspect(["schedule:1"])["schedule:1"].owner_token
+
+
+@pytest.fixture
+def fill(client):
+    def fill() -> None:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
+
+    return fill
+
+
+def test_full_redis_refuses_to_acquire(backend, fill):
+    fill()
+    with pytest.raises(LockUnavailable, match="OutOfMemoryError"):
+        take(backend, "schedule:1")
+
+
+def test_full_redis_still_renews_and_releases(backend, client, fill):
+    won = take(backend, "schedule:1")
+    fill()
+    assert set(backend.renew(won.values(), LONG)) == {"schedule:1"}
+    assert backend.release(won.values()) == {"schedule:1"}
+    assert client.get(KEY) is None
+
+
+def test_read_only_redis_is_unavailable(backend, client):
+    client.replicaof("127.0.0.1", 1)
+    with pytest.raises(LockUnavailable, match="ReadOnlyError"):
+        take(backend, "schedule:1")
+
+
+def test_node_label_that_is_no_text_is_stored_readably(backend):
+    strange = RedisLockBackend("distcron", "test", note="a\udcff|b")
+    take(strange, "schedule:1")
+    assert strange.inspect(["schedule:1"])["schedule:1"].note == "a?|b"
+
+
+def test_alias_without_time_limit_is_refused(own_redis, settings):
+    settings.CACHES = {
+        "distcron": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": own_redis.url_of(3)}
+    }
+    settings.DISTCRON = {"LOCK_BACKEND": "redis"}
+    with pytest.raises(ConfigurationError, match="has no time limit"):
+        get_backend()
+
+
+def test_missing_alias_is_refused(settings):
+    settings.CACHES = {}
+    settings.DISTCRON = {"LOCK_BACKEND": "redis"}
+    with pytest.raises(ConfigurationError, match="'distcron' has no usable Redis client"):
+        get_backend()
+
+
+def _answers(backend) -> bool:
+    try:
+        backend.ping()
+    except LockUnavailable:
+        return False
+    return True

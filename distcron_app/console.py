@@ -215,7 +215,8 @@ def _unknown(event: str, facts: Mapping[str, Any]) -> str:
 
 
 def _column(facts: Mapping[str, Any]) -> str:
-    return f"{facts['schedule']:<24} " + _("run %s") % facts["run"] + " "
+    run = _("run %(numbers)s") % {"numbers": facts["run"]}
+    return f"{facts['schedule']:<24} {run} "
 
 
 def _numbers(run_ids: Sequence[int]) -> str:

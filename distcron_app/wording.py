@@ -299,6 +299,8 @@ def _and(items: Iterable[str]) -> str:
     *before, last = items
     if not before:
         return last
+    if len(before) == 1:
+        return _("%(first)s and %(last)s") % {"first": before[0], "last": last}
     return _("%(items)s and %(last)s") % {"items": ", ".join(before), "last": last}
 
 
@@ -306,6 +308,8 @@ def _or(items: Iterable[str]) -> str:
     *before, last = items
     if not before:
         return last
+    if len(before) == 1:
+        return _("%(first)s or %(last)s") % {"first": before[0], "last": last}
     return _("%(items)s or %(last)s") % {"items": ", ".join(before), "last": last}
 
 
@@ -357,18 +361,18 @@ def _date(on: datetime) -> str:
 def _rhythm(seconds: int) -> str:
     """Return "Every 5 minutes" in the largest unit that fits."""
     if seconds % 86_400 == 0:
-        count = seconds // 86_400
-        message = ngettext("Every day", "Every %(count)d days", count)
+        one, count = _("Every day"), seconds // 86_400
+        many = ngettext("Every %(count)d day", "Every %(count)d days", count)
     elif seconds % 3600 == 0:
-        count = seconds // 3600
-        message = ngettext("Every hour", "Every %(count)d hours", count)
+        one, count = _("Every hour"), seconds // 3600
+        many = ngettext("Every %(count)d hour", "Every %(count)d hours", count)
     elif seconds % 60 == 0:
-        count = seconds // 60
-        message = ngettext("Every minute", "Every %(count)d minutes", count)
+        one, count = _("Every minute"), seconds // 60
+        many = ngettext("Every %(count)d minute", "Every %(count)d minutes", count)
     else:
-        count = seconds
-        message = ngettext("Every second", "Every %(count)d seconds", count)
-    return message % {"count": count}
+        one, count = _("Every second"), seconds
+        many = ngettext("Every %(count)d second", "Every %(count)d seconds", count)
+    return one if count == 1 else many % {"count": count}
 
 
 def _once_sentence(once: Once, zone: str) -> str:

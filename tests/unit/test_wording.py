@@ -40,6 +40,7 @@ def test_few_times_are_said_one_by_one(expression: str, expected: str) -> None:
         ("@hourly", "Every hour"),
         ("0 */2 * * *", "Every 2 hours"),
         ("* 9-17 * * *", "Every minute from 09:00 to 17:59"),
+        ("* 9-23 * * *", "Every minute from 09:00 to 23:59"),
         ("*/5 9-17 * * 1-5", "Every 5 minutes from 09:00 to 17:55, Monday to Friday"),
         ("0 9-17 * * 1-5", "Every hour from 09:00 to 17:00, Monday to Friday"),
         ("23 0-20/2 * * *", "Every 2 hours from 00:23 to 20:23"),
@@ -111,6 +112,7 @@ def test_two_day_fields_are_said_with_or_and_with_only_if(expression: str, expec
         ("0 9 * 6-8 *", "At 09:00 every day, in June to August"),
         ("0 9 * 1,6 1-5", "At 09:00, Monday to Friday, in January and June"),
         ("0 9 */2 * *", "At 09:00 on the 1st, 3rd, 5th, 7th, 9th and 11 more"),
+        ("0 9 1,3,5,7,9,11-13 * *", "At 09:00 on the 1st, 3rd, 5th, 7th, 9th and 3 more"),
         (
             "0 9 1,3,5,7,9,11,L * *",
             "At 09:00 on the 1st, 3rd, 5th, 7th, last day and 2 more of the month",

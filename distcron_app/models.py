@@ -429,7 +429,7 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def active(self) -> RunQuerySet:
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
-        return self.filter(Q(state__in=["claimed", "running"]) | Q(state="queued", attempt__gt=0))
+        return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
     def queued_due(self) -> RunQuerySet:
         """Return queued runs whose time has come, oldest first."""

@@ -6,24 +6,21 @@ parameters. Old code may run beside this.
 
 from django.db import migrations
 
-INDEXES = {
-    "distcron_run_open_states": "schedule_id, state",
-    "distcron_run_open_due": "state, due_at",
-}
-VENDORS = ("mysql", "sqlite")
+OPEN = ("distcron_run_open_states", "schedule_id, state")
+DUE = ("distcron_run_open_due", "state, due_at")
+INDEXES = {"mysql": (OPEN, DUE), "sqlite": (DUE,)}
 
 
 def create(apps, schema_editor):
-    if schema_editor.connection.vendor in VENDORS:
-        for name, columns in INDEXES.items():
-            schema_editor.execute(f"CREATE INDEX {name} ON distcron_run ({columns})")
+    for name, columns in INDEXES.get(schema_editor.connection.vendor, ()):
+        schema_editor.execute(f"CREATE INDEX {name} ON distcron_run ({columns})")
 
 
 def drop(apps, schema_editor):
-    if schema_editor.connection.vendor in VENDORS:
-        on_table = " ON distcron_run" if schema_editor.connection.vendor == "mysql" else ""
-        for name in INDEXES:
-            schema_editor.execute(f"DROP INDEX {name}{on_table}")
+    vendor = schema_editor.connection.vendor
+    for name, _ in INDEXES.get(vendor, ()):
+        on_table = " ON distcron_run" if vendor == "mysql" else ""
+        schema_editor.execute(f"DROP INDEX {name}{on_table}")
 
 
 class Migration(migrations.Migration):

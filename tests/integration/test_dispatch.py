@@ -21,6 +21,7 @@ from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.maintenance import Sweeper
 from distcron_app.models import Node, Run, Schedule
 from tests.factories import make_node, make_run, make_schedule
+from tests.services import wait_for
 
 pytestmark = pytest.mark.django_db
 
@@ -270,7 +271,9 @@ class TestOverlap:
         schedule = due(every=1, seconds_ago=2)
         member = Member(backend)
         (run,) = member.tick().claimed.runs
-        Schedule.objects.filter(pk=schedule.pk).update(next_run_at=database_now())
+        soon = database_now() + timedelta(seconds=0.02)
+        Schedule.objects.filter(pk=schedule.pk).update(next_run_at=soon)
+        wait_for(lambda: database_now() > soon, timeout=5, what="the instant to be due")
         (skipped,) = member.tick(capacity=0).claimed.skipped
         assert (skipped.reason, skipped.details) == ("overlap", {"blocked_by": run.run_id})
 

@@ -12,7 +12,7 @@ import uuid
 import zoneinfo
 from collections.abc import Mapping
 from datetime import datetime, tzinfo
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django import forms
 from django.conf import settings
@@ -20,6 +20,7 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -32,6 +33,7 @@ from distcron_app.zones import zone
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractUser
+    from django.db import models
 
     _ModelForm = forms.ModelForm[Schedule]
 else:
@@ -69,13 +71,12 @@ class ScheduleForm(_ModelForm):
     # What the user may do; set by the admin on the class that it builds for the request.
     user: AbstractUser | None = None
 
-    job = forms.ChoiceField(label=gettext_lazy("job"))
+    job = forms.ChoiceField()
     arguments = forms.CharField(
-        label=gettext_lazy("arguments"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
     )
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    seen_version = forms.IntegerField(required=False, widget=forms.HiddenInput)
     # Only sent by the checkbox of the refusal: the version whose changes may be replaced.
     overwrite = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
@@ -141,7 +142,7 @@ class ScheduleForm(_ModelForm):
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         if self.instance.pk:
-            seen = cleaned.get("version")
+            seen = cleaned.get("seen_version")
             if self.instance.version not in (seen, cleaned.get("overwrite")):
                 raise ValidationError(self._refusal(), code="stale")
         return cleaned
@@ -150,11 +151,13 @@ class ScheduleForm(_ModelForm):
         self._show_arguments()
         self._show_instants()
         self._offer_jobs()
-        self.initial["version"] = self.instance.version
-        self.fields["arguments"].help_text = Schedule._meta.get_field("arguments").help_text
-        self.fields["timezone"].help_text = _(
-            "All times of this schedule are in this zone. The project's is %s."
-        ) % (settings.TIME_ZONE)
+        self.initial["seen_version"] = self.instance.version
+        for name in ("job", "arguments"):
+            described = cast("models.Field[Any, Any]", Schedule._meta.get_field(name))
+            self.fields[name].label = capfirst(described.verbose_name)
+            self.fields[name].help_text = described.help_text
+        help_text = _("All times of this schedule are in this zone. The project's is %s.")
+        self.fields["timezone"].help_text = help_text % settings.TIME_ZONE
 
     def _show_arguments(self) -> None:
         value = self.initial.get("arguments", {})
@@ -241,6 +244,9 @@ class ConfirmForm(forms.Form):
         label=gettext_lazy("Reason"),
         max_length=REASON_LENGTH,
         required=False,
+        error_messages={
+            "required": gettext_lazy("Say why, for whoever finds the schedule paused.")
+        },
         widget=forms.TextInput(attrs={"size": 60}),
     )
 

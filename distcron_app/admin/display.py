@@ -19,12 +19,21 @@ from distcron_app.errors import TimetableError
 from distcron_app.models import Schedule
 from distcron_app.zones import zone
 
-__all__ = ["instant", "instant_with_utc", "json_block", "link", "place_of", "rule", "state"]
+__all__ = [
+    "instant",
+    "instant_with_utc",
+    "json_block",
+    "link",
+    "place_of",
+    "relative",
+    "rule",
+    "state",
+]
 
 # State shown by icon, word and colour, since colour alone is not seen by everybody.
 _ICONS = {
     "active": "▶",
-    "paused": "⏸",
+    "paused": "‖",
     "exhausted": "■",
     "invalid": "⚠",
     "queued": "…",
@@ -35,7 +44,7 @@ _ICONS = {
     "cancelled": "■",
     "lost": "?",
     "skipped": "↷",
-    "draining": "⏸",
+    "draining": "‖",
     "left": "■",
     "dead": "✖",
 }
@@ -69,6 +78,16 @@ def instant_with_utc(value: datetime, place: tzinfo) -> SafeString:
     )
 
 
+def relative(value: datetime, place: tzinfo) -> SafeString:
+    """Return how far away an instant is; the instant itself is in the tooltip."""
+    return format_html(
+        '<time class="distcron-relative" datetime="{}" title="{}">{}</time>',
+        value.astimezone(UTC).isoformat(),
+        _wall(value, place),
+        _relative(value),
+    )
+
+
 def state(obj: models.Model) -> SafeString:
     """Return the state of a schedule, run or node as icon and word."""
     value = getattr(obj, "state", "")
@@ -86,9 +105,7 @@ def rule(schedule: Schedule) -> str:
         return schedule.cron
     if schedule.kind == Schedule.Kind.INTERVAL:
         return _("every %s seconds") % schedule.interval_seconds
-    return _("once at %s") % (
-        _wall(schedule.run_at, place_of(schedule)) if schedule.run_at else "–"
-    )
+    return str(schedule.get_kind_display())
 
 
 def link(obj: models.Model, text: object, view: str = "change") -> SafeString:
@@ -109,10 +126,16 @@ def json_block(value: Any) -> str:
 def _wall(value: datetime, place: tzinfo) -> str:
     local = value.astimezone(place)
     clock = "H:i:s" if local.second else "H:i"
-    return f"{date_format(local, f'D j M Y {clock}')} {local.tzname()}"
+    this_year = timezone.now().astimezone(place).year
+    day = "D j M" if local.year == this_year else "D j M Y"
+    return f"{date_format(local, f'{day} {clock}')} {local.tzname()}"
 
 
 def _relative(value: datetime) -> str:
-    if value > timezone.now():
+    seconds = (value - timezone.now()).total_seconds()
+    # timesince knows nothing shorter than a minute.
+    if abs(seconds) < 60:
+        return _("in a moment") if seconds > 0 else _("just now")
+    if seconds > 0:
         return _("in %s") % timeuntil(value, depth=1)
     return _("%s ago") % timesince(value, depth=1)

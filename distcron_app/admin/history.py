@@ -91,6 +91,7 @@ class RunAdmin(ReadOnly, _RunAdmin):
     search_fields = ("=schedule_name", "=job")
     search_help_text = gettext_lazy("Exact name of a schedule or job")
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
     paginator = CappedPaginator
     list_per_page = 50
     view_on_site = False
@@ -111,13 +112,17 @@ class RunAdmin(ReadOnly, _RunAdmin):
             outcome += ["output_shown", "traceback_shown"]
         what = ["schedule_shown", "job", "arguments_shown", "delivery", "trigger", "triggered_by"]
         when = ["scheduled_shown", "due_shown", "claimed_shown", "started_shown", "finished_shown"]
-        owner = ["node", "attempt", "recoveries", "fencing_token", "late"]
+        owner = ["node", "attempt", "recoveries", "fencing_token", "late_shown"]
         return [
             (gettext_lazy("Outcome"), {"fields": outcome}),
             (gettext_lazy("What"), {"fields": what}),
             (gettext_lazy("When"), {"fields": [*when, "duration_shown"]}),
             (gettext_lazy("Owner"), {"fields": owner}),
         ]
+
+    def get_inlines(self, request: HttpRequest, obj: Run | None) -> Any:
+        has_attempts = obj is not None and Attempt.objects.filter(run=obj).exists()
+        return self.inlines if has_attempts else ()
 
     @admin.display(description=gettext_lazy("state"))
     def state_shown(self, run: Run) -> SafeString:
@@ -158,6 +163,10 @@ class RunAdmin(ReadOnly, _RunAdmin):
     @admin.display(description=gettext_lazy("reason"))
     def reason_shown(self, run: Run) -> str:
         return str(run.get_reason_display()) or "–"
+
+    @admin.display(description=gettext_lazy("reported late"))
+    def late_shown(self, run: Run) -> str:
+        return _("yes") if run.late else _("no")
 
     @admin.display(description=gettext_lazy("arguments"))
     def arguments_shown(self, run: Run) -> str:
@@ -232,6 +241,7 @@ class AuditEntryAdmin(ReadOnly, _AuditEntryAdmin):
     search_fields = ("actor", "object_label", "reason")
     search_help_text = gettext_lazy("Actor, object or reason")
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
     paginator = CappedPaginator
     list_per_page = 50
     view_on_site = False

@@ -31,6 +31,9 @@ else:
 __all__ = ["ScheduleAdmin"]
 
 _PREVIEW_COUNT = 5
+_WHEN = gettext_lazy(
+    "Fill in what the kind needs: a cron expression, a number of seconds, or one instant."
+)
 
 
 class ScheduleChangeList(ChangeList):
@@ -59,9 +62,8 @@ class ScheduleAdmin(_ScheduleAdmin):
         "state_shown",
         "name_shown",
         "rule_shown",
-        "timezone",
         "next_run_shown",
-        "last_run_shown",
+        "last_run_listed",
     )
     list_display_links = ("name_shown",)
     list_filter = ("state", "kind", "job")
@@ -97,10 +99,10 @@ class ScheduleAdmin(_ScheduleAdmin):
         when = ["kind", "cron", "interval_seconds", "interval_anchor", "run_at", "timezone"]
         more = ["starts_at", "ends_at", "delivery", "notes"]
         if self._may_edit(request, obj):
-            more += ["version", "overwrite"]
+            more += ["seen_version", "overwrite"]
         fieldsets: list[Any] = [
             (gettext_lazy("What"), {"fields": what}),
-            (gettext_lazy("When"), {"fields": when}),
+            (gettext_lazy("When"), {"fields": when, "description": _WHEN}),
             (gettext_lazy("More"), {"fields": more}),
         ]
         if obj is not None:
@@ -135,21 +137,30 @@ class ScheduleAdmin(_ScheduleAdmin):
 
     @admin.display(description=gettext_lazy("rule"))
     def rule_shown(self, schedule: Schedule) -> str:
-        return display.rule(schedule)
+        return format_html(
+            '<span class="distcron-rule">{}</span><br><span class="distcron-quiet">{}</span>',
+            display.rule(schedule),
+            schedule.timezone,
+        )
 
     @admin.display(description=gettext_lazy("next run"), ordering="next_run_at")
     def next_run_shown(self, schedule: Schedule) -> str:
         return display.instant(schedule.next_run_at, display.place_of(schedule))
 
     @admin.display(description=gettext_lazy("last run"))
-    def last_run_shown(self, schedule: Any) -> str:
-        run = getattr(schedule, "last_run", None)
-        if run is None and getattr(schedule, "last_run_id", None):
-            run = Run.objects.filter(pk=schedule.last_run_id).first()
+    def last_run_listed(self, schedule: Any) -> str:
+        run: Run | None = schedule.last_run
         if run is None:
             return _("never")
-        place = display.place_of(schedule)
-        moment = display.instant(run.finished_at or run.due_at, place)
+        ago = display.relative(run.finished_at or run.due_at, display.place_of(schedule))
+        return format_html("{} {}", display.link(run, display.state(run)), ago)
+
+    @admin.display(description=gettext_lazy("last run"))
+    def last_run_shown(self, schedule: Any) -> str:
+        run = Run.objects.filter(pk=schedule.last_run_id).first()
+        if run is None:
+            return _("never")
+        moment = display.instant(run.finished_at or run.due_at, display.place_of(schedule))
         return format_html("{} {}", display.link(run, display.state(run)), moment)
 
     @admin.display(description=gettext_lazy("why"))

@@ -96,11 +96,13 @@ def masked(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
-    """Return a difference as text: ``cron: 0 2 * * * → 0 3 * * *``."""
-    before, after = before or {}, after or {}
-    names = [*after, *(name for name in before if name not in after)]
+    """Return a difference as text: ``cron: 0 2 * * * → 0 3 * * *``; values where none was."""
+    if before is None or after is None:
+        return "; ".join(
+            f"{name}: {_short(value)}" for name, value in (before or after or {}).items()
+        )
     return "; ".join(
-        f"{name}: {_short(before.get(name))} → {_short(after.get(name))}" for name in names
+        f"{name}: {_short(before.get(name))} → {_short(value)}" for name, value in after.items()
     )
 
 

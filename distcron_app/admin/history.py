@@ -80,7 +80,6 @@ class RunAdmin(ReadOnly, _RunAdmin):
         "schedule_shown",
         "trigger",
         "scheduled_shown",
-        "started_shown",
         "duration_shown",
         "attempt",
         "node",
@@ -200,9 +199,7 @@ class NodeAdmin(ReadOnly, _NodeAdmin):
     list_display = (
         "state_shown",
         "name",
-        "host",
-        "pid",
-        "version",
+        "process_shown",
         "heartbeat_shown",
         "load_shown",
         "tick_lag_ms",
@@ -224,7 +221,11 @@ class NodeAdmin(ReadOnly, _NodeAdmin):
 
     @admin.display(description=gettext_lazy("heartbeat"), ordering="heartbeat_at")
     def heartbeat_shown(self, node: Node) -> str:
-        return display.instant(node.heartbeat_at)
+        return display.relative(node.heartbeat_at, display.place_of(None))
+
+    @admin.display(description=gettext_lazy("process"), ordering="host")
+    def process_shown(self, node: Node) -> str:
+        return f"{node.host} / {node.pid}"
 
     @admin.display(description=gettext_lazy("running"))
     def load_shown(self, node: Node) -> str:

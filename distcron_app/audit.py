@@ -9,7 +9,7 @@ are written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.apps import apps
@@ -21,7 +21,7 @@ from distcron_app.models import PERSON_FIELDS, AuditEntry, Schedule
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
 
-__all__ = ["Via", "changes", "masked", "record", "shown", "snapshot"]
+__all__ = ["Via", "changes", "json_value", "masked", "record", "shown", "snapshot"]
 
 Via = Literal["admin", "dashboard", "cli"]
 
@@ -68,7 +68,7 @@ def record(
 
 def snapshot(schedule: Schedule) -> dict[str, Any]:
     """Return what people may edit of a schedule, as JSON values; secrets are not masked."""
-    return {name: _json_value(getattr(schedule, name)) for name in PERSON_FIELDS}
+    return {name: json_value(getattr(schedule, name)) for name in PERSON_FIELDS}
 
 
 def changes(
@@ -82,6 +82,11 @@ def changes(
     )
 
 
+def json_value(value: Any) -> Any:
+    """Return a column's value for a snapshot; an instant in UTC, whatever its zone."""
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
+
+
 def masked(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy in which the secrets among ``arguments`` read ``••••``."""
     arguments = values.get("arguments")
@@ -91,11 +96,13 @@ def masked(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
-    """Return a difference as text: ``cron: 0 2 * * * → 0 3 * * *``."""
-    before, after = before or {}, after or {}
-    names = [*after, *(name for name in before if name not in after)]
+    """Return a difference as text: ``cron: 0 2 * * * → 0 3 * * *``; values where none was."""
+    if before is None or after is None:
+        return "; ".join(
+            f"{name}: {_short(value)}" for name, value in (before or after or {}).items()
+        )
     return "; ".join(
-        f"{name}: {_short(before.get(name))} → {_short(after.get(name))}" for name in names
+        f"{name}: {_short(before.get(name))} → {_short(value)}" for name, value in after.items()
     )
 
 
@@ -108,10 +115,6 @@ def _sentence(entry: AuditEntry) -> str:
 def _short(value: Any) -> str:
     text = "∅" if value in (None, "", {}) else str(value)
     return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}…"
-
-
-def _json_value(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date) else value
 
 
 def _mirror(

@@ -33,7 +33,6 @@ CLOCK_READS = {
 }
 # Readings that decide nothing, by module and function.
 ALLOWED_READS = {
-    ("models", "clean"): "a field default, for the anchor that a form left empty",
     ("admin.display", "_wall"): "whether the year is worth showing to a person",
     ("admin.display", "_relative"): "how long ago, for a person",
 }

@@ -89,7 +89,9 @@ class ScheduleAdmin(_ScheduleAdmin):
     # --- what is shown ---
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Schedule]:
-        return Schedule.objects.with_last_run()
+        # For the columns, which are not given the request.
+        may_view_runs = models.Value(request.user.has_perm("distcron.view_run"))
+        return Schedule.objects.with_last_run().annotate(may_view_runs=may_view_runs)
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
         return ScheduleChangeList
@@ -153,7 +155,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         if run is None:
             return _("never")
         ago = display.relative(run.finished_at or run.due_at, display.place_of(schedule))
-        return format_html("{} {}", display.link(run, display.state(run)), ago)
+        return format_html("{} {}", _outcome(schedule, run), ago)
 
     @admin.display(description=gettext_lazy("last run"))
     def last_run_shown(self, schedule: Any) -> str:
@@ -161,7 +163,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         if run is None:
             return _("never")
         moment = display.instant(run.finished_at or run.due_at, display.place_of(schedule))
-        return format_html("{} {}", display.link(run, display.state(run)), moment)
+        return format_html("{} {}", _outcome(schedule, run), moment)
 
     @admin.display(description=gettext_lazy("why"))
     def state_note(self, schedule: Schedule) -> str:
@@ -287,3 +289,8 @@ class ScheduleAdmin(_ScheduleAdmin):
 
 def _ids(queryset: models.QuerySet[Schedule]) -> list[int]:
     return list(queryset.order_by().values_list("pk", flat=True))
+
+
+def _outcome(schedule: Any, run: Run) -> SafeString:
+    state = display.state(run)
+    return display.link(run, state) if schedule.may_view_runs else state

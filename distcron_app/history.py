@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Q, Subquery
+from django.db.models import Count, F, Q, Subquery
+from django.db.models.lookups import Exact, In
 
 from distcron_app.conf import get_config
 from distcron_app.instants import DatabaseNow, database_now
@@ -142,18 +143,18 @@ def runs_matching(
     job: str = "",
 ) -> RunQuerySet:
     """Return the runs that fit every given condition; an empty one means any."""
-    conditions: dict[str, Any] = {}
+    runs = Run.objects.all()
     if states:
-        conditions["state__in"] = list(states)
+        runs = runs.filter(state__in=list(states))
     if schedule_id is not None:
-        conditions["schedule"] = schedule_id
+        runs = runs.filter(Exact(F("schedule_id"), schedule_id))
     if nodes is not None:
-        conditions["node__in"] = list(nodes)
+        runs = runs.filter(In(F("node_id"), list(nodes)))
     if trigger:
-        conditions["trigger"] = trigger
+        runs = runs.filter(trigger=trigger)
     if job:
-        conditions["job"] = job
-    return Run.objects.filter(**conditions)
+        runs = runs.filter(job=job)
+    return runs
 
 
 def run_page(
@@ -233,7 +234,11 @@ def schedules_of_locks(names: Iterable[str]) -> dict[str, Schedule]:
 
 
 def with_names(runs: RunQuerySet) -> RunQuerySet:
-    """Join what a list prints; a schedule or node that was deleted reads as None."""
+    """Join what a list prints; a schedule or node that was deleted reads as None.
+
+    A plain ``filter(schedule=...)`` would make the join an inner one, and the runs of
+    a deleted schedule would be gone; ``runs_matching`` compares the column instead.
+    """
     return runs.select_related("schedule", "node")
 
 

@@ -10,6 +10,8 @@ from django.core.management.base import CommandParser, DjangoHelpFormatter
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from distcron_app.models import AuditEntry
+
 __all__ = ["VERBS", "Verb", "add_verbs", "add_view_flags"]
 
 MAX_COUNT = 1000  # occurrences that ``next`` lists
@@ -115,6 +117,15 @@ def schedule_state(text: str) -> str:
     raise argparse.ArgumentTypeError(message % facts)
 
 
+def reason(text: str) -> str:
+    """Return a reason that fits into the audit."""
+    limit = AuditEntry._meta.get_field("reason").max_length or 0
+    if len(text) <= limit:
+        return text.strip()
+    message = _("got %(length)d characters, allowed %(limit)d")
+    raise argparse.ArgumentTypeError(message % {"length": len(text), "limit": limit})
+
+
 def named_value(text: str) -> tuple[str, str]:
     """Return the two parts of ``name=value``."""
     name, separator, value = text.partition("=")
@@ -200,17 +211,17 @@ def _run_flags(parser: CommandParser) -> None:
         metavar="SECONDS",
         help=_("With --wait: stop waiting after this, exit 7. The run goes on."),
     )
-    parser.add_argument("--reason", default="", metavar="TEXT", help=_("Why, for the audit."))
+    _add_reason(parser, required=False)
     _add_user(parser)
 
 
 def _pause_flags(parser: CommandParser) -> None:
-    parser.add_argument("--reason", required=True, metavar="TEXT", help=_("Why, for the audit."))
+    _add_reason(parser, required=True)
     _add_selection(parser)
 
 
 def _resume_flags(parser: CommandParser) -> None:
-    parser.add_argument("--reason", default="", metavar="TEXT", help=_("Why, for the audit."))
+    _add_reason(parser, required=False)
     _add_selection(parser)
 
 
@@ -226,6 +237,17 @@ def _add_selection(parser: CommandParser) -> None:
     parser.add_argument("--yes", action="store_true", help=_("Do not ask."))
     parser.add_argument("--dry-run", action="store_true", help=_("Show it, change nothing."))
     _add_user(parser)
+
+
+def _add_reason(parser: CommandParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--reason",
+        type=reason,
+        default="",
+        required=required,
+        metavar="TEXT",
+        help=_("Why, for the audit."),
+    )
 
 
 def _add_user(parser: CommandParser) -> None:

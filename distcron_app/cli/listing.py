@@ -13,10 +13,11 @@ from django.utils.translation import gettext_lazy
 
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Cell, Column, Console
-from distcron_app.cli.lookup import filtered, rule_text, words
+from distcron_app.cli.lookup import filtered, rule_text
 from distcron_app.errors import TimetableError
 from distcron_app.instants import database_now
 from distcron_app.models import Run, Schedule, ScheduleQuerySet
+from distcron_app.wording import describe
 
 __all__ = ["show_schedules"]
 
@@ -115,7 +116,7 @@ def _state(line: _Line) -> Cell:
 
 def _when(schedule: Schedule) -> str:
     try:
-        return words(schedule.timetable(), schedule.timezone)
+        return describe(schedule.timetable(), timezone=schedule.timezone)
     except TimetableError:
         return rule_text(schedule)
 

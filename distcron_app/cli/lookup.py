@@ -12,14 +12,20 @@ from django.contrib.auth import get_user_model
 from django.utils.translation import gettext as _
 
 from distcron_app.cli.exits import NOT_FOUND, REFUSED, Exit
+from distcron_app.cli.times import iso
 from distcron_app.models import Schedule, ScheduleQuerySet
-from distcron_app.timetable import Timetable
-from distcron_app.wording import describe
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
 
-__all__ = ["actor_name", "find_schedule", "find_schedules", "permitted_user", "rule_text", "words"]
+__all__ = [
+    "actor_name",
+    "filtered",
+    "find_schedule",
+    "find_schedules",
+    "permitted_user",
+    "rule_text",
+]
 
 _NEAREST = 3
 
@@ -80,12 +86,7 @@ def rule_text(schedule: Schedule) -> str:
         return schedule.cron
     if schedule.kind == Schedule.Kind.INTERVAL:
         return f"{schedule.interval_seconds} s"
-    return str(schedule.run_at or "")
-
-
-def words(timetable: Timetable, timezone: str) -> str:
-    """Return the timetable as a sentence in the active language."""
-    return describe(timetable, timezone=timezone)
+    return iso(schedule.run_at) or ""
 
 
 def _not_found_text(key: str) -> str:

@@ -27,7 +27,7 @@ _RESUMABLE = (Schedule.State.PAUSED,)
 
 def pause_schedules(console: Console, options: dict[str, Any]) -> None:
     """Pause the named or selected schedules; those that are paused or finished stay so."""
-    if not options["reason"].strip():
+    if not options["reason"]:
         raise Exit(USAGE, _("--reason: empty. Say why, for whoever finds the schedule paused."))
     _change(console, options, "pause", _PAUSABLE, operations.pause)
 
@@ -58,9 +58,12 @@ def _change(
         facts = [_facts(schedule, schedule.pk in changed) for schedule in after]
         console.json(verb, dry_run=options["dry_run"], schedules=facts)
         return
-    _show(console, after, changed)
+    _show(console, after, changed, _("would change") if options["dry_run"] else _("changed"))
     if options["dry_run"]:
         console.say(_("Nothing was changed: this was a dry run."), "yellow")
+    else:
+        count = len(changed)
+        console.say(ngettext("%d schedule changed.", "%d schedules changed.", count) % count)
 
 
 def _apply(
@@ -105,7 +108,9 @@ def _question(verb: str, count: int) -> str:
     return ngettext("Resume %d schedule?", "Resume %d schedules?", count) % count
 
 
-def _show(console: Console, schedules: Sequence[Schedule], changed: set[int]) -> None:
+def _show(
+    console: Console, schedules: Sequence[Schedule], changed: set[int], changed_label: str
+) -> None:
     columns = (
         Column(title=_("STATE")),
         Column(title=_("KEY"), flexible=True),
@@ -116,15 +121,13 @@ def _show(console: Console, schedules: Sequence[Schedule], changed: set[int]) ->
         [
             states.cell(schedule.state, states.schedule_label(schedule.state)),
             schedule.key,
-            _("changed") if schedule.pk in changed else _("unchanged"),
+            changed_label if schedule.pk in changed else _("unchanged"),
             schedule.state_reason,
         ]
         for schedule in schedules
     ]
     if rows:
         console.table(columns, rows)
-    count = len(changed)
-    console.say(ngettext("%d schedule changed.", "%d schedules changed.", count) % count)
 
 
 def _facts(schedule: Schedule, is_changed: bool) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from django.utils.translation import gettext as _
 from distcron_app.cli import times
 from distcron_app.cli.console import Cell, Column, Console
 from distcron_app.cli.exits import USAGE, Exit
-from distcron_app.cli.lookup import find_schedule, rule_text, words
+from distcron_app.cli.lookup import find_schedule, rule_text
 from distcron_app.clock import Clock
 from distcron_app.errors import TimetableError
 from distcron_app.models import Schedule
 from distcron_app.timetable import Timetable, build, clock_change
-from distcron_app.wording import mark
+from distcron_app.wording import describe, mark
 
 __all__ = ["show_occurrences"]
 
@@ -147,7 +147,7 @@ def _show_table(
 
 
 def _sentence(preview: _Preview) -> str:
-    return words(preview.timetable, preview.timezone)
+    return describe(preview.timetable, timezone=preview.timezone)
 
 
 def _heading(preview: _Preview) -> dict[str, Any]:

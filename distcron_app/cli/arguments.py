@@ -41,6 +41,9 @@ class Verb:
 
 def add_verbs(parser: CommandParser) -> None:
     """Add a sub-parser for each verb; each takes the base and view flags after it, too."""
+    parser.description = _("Look at schedules, runs, nodes and locks, and act on them.")
+    parser.epilog = _exit_codes()
+    parser.formatter_class = _VerbHelp
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title=_("verbs"))
     for verb in VERBS.values():
         sub_parser = verbs.add_parser(
@@ -135,6 +138,20 @@ def named_value(text: str) -> tuple[str, str]:
     raise argparse.ArgumentTypeError(message % {"text": text})
 
 
+def _exit_codes() -> str:
+    codes = (
+        (0, _("done, or the run succeeded")),
+        (1, _("the run failed, or something is unhealthy")),
+        (2, _("the command line is wrong")),
+        (4, _("not found")),
+        (5, _("refused: busy, no permission, or not confirmed")),
+        (6, _("the database or the lock backend does not answer")),
+        (7, _("waited too long")),
+        (130, _("interrupted")),
+    )
+    return "\n".join((_("exit codes:"), *(f"  {code:<4} {text}" for code, text in codes)))
+
+
 def _examples(verb: Verb) -> str:
     lines = (f"  %(prog)s {example}".rstrip() for example in verb.examples)
     return "\n".join((_("examples:"), *lines))
@@ -153,7 +170,6 @@ def _add_base_flags(parser: CommandParser) -> None:
         ("--traceback", _("Show where an error comes from.")),
         ("--no-color", _("Never use colours.")),
         ("--force-color", _("Use colours even when piped.")),
-        ("--skip-checks", _("Skip the system checks.")),
     ):
         base.add_argument(name, action="store_true", default=hidden, help=text)
 

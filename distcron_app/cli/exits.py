@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError
+from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.utils.translation import gettext as _
 
 from distcron_app.errors import (
@@ -18,6 +19,7 @@ from distcron_app.errors import (
     TimetableError,
     UnknownJob,
 )
+from distcron_app.registry import WHOLE
 
 __all__ = [
     "DEPENDENCY_DOWN",
@@ -63,16 +65,15 @@ def errors_as_exits() -> Iterator[None]:
         raise Exit(code, text(error)) from error
 
 
-def _arguments_text(error: Exception) -> str:
-    assert isinstance(error, InvalidArguments)  # noqa: S101 - see _EXITS
+def _arguments_text(error: InvalidArguments) -> str:
     return "; ".join(
-        str(message) if parameter == "*" else f"{parameter}: {message}"
+        # The registry's name for what concerns all of them.
+        f"{'arguments' if parameter == WHOLE else parameter}: {message}"
         for parameter, message in error.problems.items()
     )
 
 
-def _busy_text(error: Exception) -> str:
-    assert isinstance(error, ScheduleBusy)  # noqa: S101 - see _EXITS
+def _busy_text(error: ScheduleBusy) -> str:
     facts = {"key": error.label, "run": error.blocked_by}
     return _("schedule %(key)r: busy, blocked by run %(run)d.") % facts
 
@@ -97,8 +98,8 @@ def _is_missing_table(cause: str) -> bool:
     return any(text in cause for text in ("no such table", "does not exist", "doesn't exist"))
 
 
-# The first kind that fits decides, so the special ones stand before DatabaseError.
-_EXITS: dict[type[Exception], tuple[int, Callable[[Exception], str]]] = {
+# A kind that is not here, such as IntegrityError, is a bug and keeps its traceback.
+_EXITS: dict[type[Exception], tuple[int, Callable[[Any], str]]] = {
     TimetableError: (USAGE, str),
     InvalidArguments: (USAGE, _arguments_text),
     UnknownJob: (NOT_FOUND, str),
@@ -109,5 +110,4 @@ _EXITS: dict[type[Exception], tuple[int, Callable[[Exception], str]]] = {
     OperationalError: (DEPENDENCY_DOWN, _operational_text),
     InterfaceError: (DEPENDENCY_DOWN, _database_text),
     ProgrammingError: (DEPENDENCY_DOWN, _schema_text),
-    DatabaseError: (DEPENDENCY_DOWN, _database_text),
 }

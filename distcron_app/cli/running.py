@@ -62,14 +62,16 @@ def _arguments(
     if text is None and not named:
         return None
     job = registry.get(schedule.job)
+    if text is not None and not named:
+        return job.parse(text)
     known = {parameter.name: parameter for parameter in job.parameters}
-    # Checked as a whole below: JSON may leave out what --arg gives.
-    base = _json_object(job, text) if text is not None else dict(schedule.arguments)
     typed = {name: _typed(known.get(name), value) for name, value in named.items()}
+    base = dict(schedule.arguments) if text is None else _json_object(job, text)
     return job.dump(base | typed)
 
 
 def _json_object(job: registry.Job, text: str) -> dict[str, Any]:
+    """Return the object, unchecked: what is missing in it may be given by ``--arg``."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):

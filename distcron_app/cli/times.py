@@ -26,7 +26,7 @@ __all__ = [
     "utc_time",
 ]
 
-_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+_MINUTE, _HOUR, _DAY, _WEEK = 60, 3_600, 86_400, 604_800
 _MONTH, _YEAR = 30.44 * _DAY, 365.25 * _DAY
 
 
@@ -88,6 +88,9 @@ def span_text(seconds: float) -> str:
         if not minutes:
             return _("%d h") % hours
         return _("%(hours)d h %(minutes)d m") % {"hours": hours, "minutes": minutes}
+    if seconds < _WEEK:
+        days, hours = int(seconds // _DAY), int(seconds % _DAY // _HOUR)
+        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
     if seconds < 2 * _MONTH:
         return _("%d d") % (seconds // _DAY)
     if seconds < 2 * _YEAR:

@@ -92,13 +92,32 @@ class TestRun:
 
         assert Run.objects.get().arguments == {"name": "Bo"}
 
+    def test_an_argument_completes_the_json(self) -> None:
+        make_schedule(job="project.demo.greet", arguments={"name": "Ana"})
+
+        ctl("run", "invoice-close", "--arguments", '{"language": "id"}', "--arg", "name=Bo")
+
+        assert Run.objects.get().arguments == {"language": "id", "name": "Bo"}
+
+    def test_quiet_leaves_only_the_data(self) -> None:
+        make_schedule()
+
+        answer = ctl("run", "invoice-close", "-q")
+
+        assert answer.error == ""
+        assert answer.out.endswith(" · ○ queued\n")
+
     @pytest.mark.parametrize(
         ("words", "error"),
         [
+            (
+                ["--arguments", '{"batch": 1, "batch": 2}'],
+                "arguments: must not give 'batch' twice.",
+            ),
             (["--arg", "batch=x"], "batch: must be a whole number such as 5, got 'x'."),
             (["--arg", "bacth=1"], "bacth: is not a parameter. Did you mean 'batch'?"),
-            (["--arguments", "{"], "must be JSON: "),
-            (["--arguments", "[1]"], "must be"),
+            (["--arguments", "{"], "arguments: must be JSON: "),
+            (["--arguments", "[1]"], "arguments: must be"),
         ],
     )
     def test_arguments_that_do_not_fit_the_job_are_refused(

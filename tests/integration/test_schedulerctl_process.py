@@ -232,6 +232,16 @@ def test_a_terminal_is_asked_with_the_count(
     assert "Pause 2 schedules? [y/N] " in shown
 
 
+def test_waiting_overwrites_one_line_on_a_terminal(environment: dict[str, str]) -> None:
+    words = ("run", "mail-digest-of-the-whole-company", "--wait", "--timeout", "0.7", "--no-color")
+
+    code, shown = run_on_terminal(environment, *words)
+
+    assert code == 7
+    assert shown.count("\r\x1b[Krun ") >= 2
+    assert " · queued · 0 s" in shown
+
+
 def test_the_language_of_the_environment_is_spoken(environment: dict[str, str]) -> None:
     _code, out, _err = run_ctl(environment, *RULE, LANGUAGE="id_ID:en")
 
@@ -282,6 +292,10 @@ def iter_until(read: Callable[[], str], wanted: str) -> Iterator[str]:
         if wanted in line:
             return
     raise AssertionError(f"no line with {wanted!r}")
+
+
+def test_version_is_that_of_distcron(environment: dict[str, str]) -> None:
+    assert run_ctl(environment, "--version") == (0, "0.1.0\n", "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["next", "--help"]])

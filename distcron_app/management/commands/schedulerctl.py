@@ -19,6 +19,7 @@ from django.utils import translation
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
+import distcron_app
 from distcron_app.cli.arguments import VERBS, add_verbs, add_view_flags
 from distcron_app.cli.console import Console, Stream, View, wants_colour
 from distcron_app.cli.exits import INTERRUPTED, USAGE, Exit, errors_as_exits
@@ -37,6 +38,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add_view_flags(parser)
         add_verbs(parser)
+
+    def get_version(self) -> str:
+        return distcron_app.__version__
 
     def run_from_argv(self, argv: list[str]) -> None:
         # The help and the errors of the parser are texts, too.

@@ -101,7 +101,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         when = ["kind", "cron", "interval_seconds", "interval_anchor", "run_at", "timezone"]
         more = ["starts_at", "ends_at", "delivery", "notes"]
         if self._may_edit(request, obj):
-            more += ["seen_version", "overwrite"]
+            more += ["seen_version"]
         fieldsets: list[Any] = [
             (gettext_lazy("What"), {"fields": what}),
             (gettext_lazy("When"), {"fields": when, "description": _WHEN}),
@@ -175,13 +175,15 @@ class ScheduleAdmin(_ScheduleAdmin):
 
     @admin.display(description=gettext_lazy("next runs"))
     def upcoming_shown(self, schedule: Schedule) -> str:
+        # As stored: after an error the object holds what was typed and is not planned.
+        stored = Schedule.objects.filter(pk=schedule.pk).first() or schedule
         try:
-            instants = schedule.upcoming(_PREVIEW_COUNT)
+            instants = stored.upcoming(_PREVIEW_COUNT)
         except TimetableError as error:
             return str(error)
         if not instants:
             return _("None while the schedule is not active.")
-        place = display.place_of(schedule)
+        place = display.place_of(stored)
         rows = ((display.instant_with_utc(each, place),) for each in instants)
         return format_html(
             '<ul class="distcron-runs">{}</ul>', format_html_join("", "<li>{}</li>", rows)
@@ -204,11 +206,13 @@ class ScheduleAdmin(_ScheduleAdmin):
         return super().get_object(request, object_id, from_field)
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
-        before, after = audit.changes(form.before, audit.snapshot(obj))
+        _before, typed = audit.changes(form.before, audit.snapshot(obj))
         is_broken = obj.state in (Schedule.State.INVALID, Schedule.State.EXHAUSTED)
-        if change and not after and not is_broken:
+        if change and not typed and not is_broken:
             return
         obj.save()
+        # Again, since the save may have mended or finished the schedule.
+        before, after = audit.changes(form.before, audit.snapshot(obj))
         user = cast("AbstractUser", request.user)
         audit.record(
             actor=user.get_username(),

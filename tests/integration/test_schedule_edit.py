@@ -5,11 +5,14 @@ The instants are literal: the database's clock is set where a schedule is planne
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -18,7 +21,7 @@ from distcron_app.clock import Clock
 from distcron_app.conf import get_config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Decision
-from distcron_app.models import Run, Schedule
+from distcron_app.models import AuditEntry, Run, Schedule
 from tests.factories import make_node, make_run, make_schedule, make_user
 
 pytestmark = pytest.mark.django_db
@@ -291,6 +294,24 @@ def test_op_59_a_stale_form_is_refused_again_until_the_person_decides(editor: Cl
     assert schedule.name == "Mine"
 
 
+def test_op_59_the_refused_page_offers_one_input_for_the_decision(editor: Client) -> None:
+    schedule = make_schedule(name="Report")
+    sent = typed(schedule, name="Mine")
+    Schedule.objects.update(name="Theirs")
+    page = editor.post(change_url(schedule), sent).text
+    assert re.findall(r'<input [^>]*name="overwrite"[^>]*>', page) == [
+        '<input type="checkbox" name="overwrite" value="2">'
+    ]
+
+
+def test_op_59_a_refused_page_shows_the_next_runs_of_what_is_stored(
+    editor: Client,
+) -> None:
+    schedule = make_schedule(cron="30 2 1 1 *")
+    page = editor.post(change_url(schedule), typed(schedule, cron="bad")).text
+    assert page.count("02:30 WIB") == 5
+
+
 def test_op_59_consent_to_one_change_is_no_consent_to_a_later_one(editor: Client) -> None:
     schedule = make_schedule(name="Report")
     sent = typed(schedule, name="Mine")
@@ -313,6 +334,31 @@ def test_op_59_after_a_reload_the_save_works(editor: Client) -> None:
     assert editor.post(change_url(schedule), reloaded).status_code == 302
     schedule.refresh_from_db()
     assert schedule.name == "Mine"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_saves_at_the_same_moment_one_is_refused() -> None:
+    user = make_user(is_superuser=True)
+    schedule = make_schedule()
+    start = threading.Barrier(2)
+    answers: list[int] = []
+
+    def save(name: str, sent: dict[str, Any]) -> None:
+        try:
+            client = Client()
+            client.force_login(user)
+            start.wait(10)
+            answers.append(client.post(change_url(schedule), sent | {"name": name}).status_code)
+        finally:
+            connection.close()
+
+    sent = typed(schedule)
+    threads = [threading.Thread(target=save, args=(name, sent)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(answers) == [200, 302]
 
 
 def test_a_form_without_a_version_is_refused(editor: Client) -> None:
@@ -352,6 +398,11 @@ def test_op_70_mending_an_invalid_row_in_the_form_makes_it_active(editor: Client
     schedule.refresh_from_db()
     assert (schedule.state, schedule.state_reason) == ("active", "")
     assert schedule.next_run_at is not None
+    assert AuditEntry.objects.get().after == {
+        "timezone": "Asia/Jakarta",
+        "state": "active",
+        "state_reason": "",
+    }
 
 
 NAMES = ["🚀" * 200, "𝓔" * 100 + "é" * 100]

@@ -16,6 +16,7 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from distcron_app import lifecycle, nodes
+from distcron_app.conf import Config
 from distcron_app.instants import database_now
 from distcron_app.locks import new_owner_token
 from distcron_app.models import Node, Run, Schedule
@@ -100,7 +101,7 @@ def make_node(name: str = "web-1", *, heartbeat_age_seconds: float = 1.0, **fiel
 def node_that_finishes(state: str, **outcome: Any) -> Iterator[None]:
     """Let a node claim each queued run and report ``state`` for it, in a thread."""
     stopping = threading.Event()
-    node_id = nodes.register(slots=1)
+    node_id = nodes.register(Config(processes=1, threads=1))
 
     def work() -> None:
         try:

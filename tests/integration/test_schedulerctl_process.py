@@ -23,12 +23,6 @@ call_command("migrate", verbosity=0)
 for key in ("invoice-close", "mail-digest-of-the-whole-company"):
     Schedule(key=key, name=key, job="project.demo.invoice_close", cron="0 2 * * *").save()
 """
-_LOADED = """
-import sys, django; django.setup()
-from django.core.management import call_command
-call_command("schedulerctl", "next", "@daily")
-print("LOADED", sorted({"redis", "django_redis", "distcron_app.operations"} & set(sys.modules)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +147,6 @@ def test_a_database_without_tables_names_the_fix(
     assert err == "error: a table is missing: no such table: distcron_schedule. " + (
         "Run: manage.py migrate\n"
     )
-
-
-def test_next_loads_neither_redis_nor_the_operations(environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _LOADED], env=environment, cwd=ROOT, capture_output=True, text=True
-    )
-
-    assert done.stdout.splitlines()[-1:] == ["LOADED []"], done.stderr
 
 
 @pytest.mark.parametrize(

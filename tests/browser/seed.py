@@ -222,6 +222,7 @@ def _notable(schedules: dict[str, Schedule], nodes: list[Node], now: datetime) -
         attempt=0,
     )
     return {
+        "now": now,
         "failed": failed,
         "lost": lost,
         "recovered": recovered,

@@ -108,7 +108,11 @@ def shown(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> 
 
 def _sentence(entry: AuditEntry) -> str:
     difference = shown(entry.before, entry.after)
-    parts = [entry.verb, entry.reason and f"“{entry.reason}”", difference and f"({difference})"]
+    parts = [
+        entry.verb.replace("_", " "),
+        entry.reason and f"“{entry.reason}”",
+        difference and f"({difference})",
+    ]
     return " ".join(part for part in parts if part)
 
 

@@ -77,7 +77,8 @@ class ScheduleForm(_ModelForm):
         widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
     )
     seen_version = forms.IntegerField(required=False, widget=forms.HiddenInput)
-    # Only sent by the checkbox of the refusal: the version whose changes may be replaced.
+    # The version whose changes may be replaced. Never rendered with the other fields: its
+    # only input is the checkbox in the refusal.
     overwrite = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     class Meta:

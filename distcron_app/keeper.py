@@ -134,6 +134,7 @@ class Keeper:
         node_id = self.node_id
         try:
             alive = nodes.heartbeat(
+                self._config,
                 node_id,
                 Vitals(
                     running=self.running,

@@ -13,6 +13,7 @@ million runs is one row, and its history stays with the names as they were.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -75,6 +76,17 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             next_run_at=planned.next_run_at,
             state=planned.state,
             state_reason=planned.state_reason,
+        )
+
+    def write_claims(self, claimed: Collection[Schedule], batch_size: int) -> None:
+        """Store where claimed schedules stand now; the scheduler's own write, as ``mark_invalid``.
+
+        By a plain queryset: ``bulk_update`` goes through ``update``, which would count it as
+        an edit, and every open form would be stale after each tick.
+        """
+        plain: models.QuerySet[Schedule] = models.QuerySet(Schedule, using=self.db)
+        plain.bulk_update(
+            claimed, ["next_run_at", "fencing_token", "state", "state_reason"], batch_size
         )
 
     def update(self, **values: Any) -> int:
@@ -238,7 +250,8 @@ class Schedule(models.Model):
             problems["job"] = [str(error)]
         except InvalidArguments as error:
             problems["arguments"] = [
-                f"{parameter}: {message}" for parameter, message in error.problems.items()
+                message if parameter == registry.WHOLE else f"{parameter}: {message}"
+                for parameter, message in error.problems.items()
             ]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from django.db import transaction
 
 import distcron_app
-from distcron_app.conf import Config, get_config
+from distcron_app.conf import Config
 from distcron_app.instants import DatabaseNow
 from distcron_app.models import Node
 
@@ -44,17 +44,17 @@ def register(config: Config) -> UUID:
         version=distcron_app.__version__,
         started_at=DatabaseNow(),
         heartbeat_at=DatabaseNow(),
-        expires_at=DatabaseNow(_lease()),
+        expires_at=DatabaseNow(_lease(config)),
         slots=config.slots,
     )
     return node_id
 
 
-def heartbeat(node_id: UUID, vitals: Vitals) -> bool:
+def heartbeat(config: Config, node_id: UUID, vitals: Vitals) -> bool:
     """Extend the node's lease by one UPDATE. False means fenced: claim nothing more."""
     changed = Node.objects.filter(pk=node_id, state__in=Node.MEMBER_STATES).update(
         heartbeat_at=DatabaseNow(),
-        expires_at=DatabaseNow(_lease()),
+        expires_at=DatabaseNow(_lease(config)),
         running=vitals.running,
         tick_lag_ms=vitals.tick_lag_ms,
         clock_offset_ms=vitals.clock_offset_ms,
@@ -98,5 +98,5 @@ def forget(older_than: timedelta = timedelta(days=1)) -> int:
     return deleted
 
 
-def _lease() -> timedelta:
-    return timedelta(seconds=get_config().node_lease_seconds)
+def _lease(config: Config) -> timedelta:
+    return timedelta(seconds=config.node_lease_seconds)

@@ -89,7 +89,9 @@ class ScheduleAdmin(_ScheduleAdmin):
     # --- what is shown ---
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Schedule]:
-        return Schedule.objects.with_last_run()
+        # For the columns, which are not given the request.
+        may_view_runs = models.Value(request.user.has_perm("distcron.view_run"))
+        return Schedule.objects.with_last_run().annotate(may_view_runs=may_view_runs)
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
         return ScheduleChangeList
@@ -99,7 +101,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         when = ["kind", "cron", "interval_seconds", "interval_anchor", "run_at", "timezone"]
         more = ["starts_at", "ends_at", "delivery", "notes"]
         if self._may_edit(request, obj):
-            more += ["seen_version", "overwrite"]
+            more += ["seen_version"]
         fieldsets: list[Any] = [
             (gettext_lazy("What"), {"fields": what}),
             (gettext_lazy("When"), {"fields": when, "description": _WHEN}),
@@ -153,7 +155,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         if run is None:
             return _("never")
         ago = display.relative(run.finished_at or run.due_at, display.place_of(schedule))
-        return format_html("{} {}", display.link(run, display.state(run)), ago)
+        return format_html("{} {}", _outcome(schedule, run), ago)
 
     @admin.display(description=gettext_lazy("last run"))
     def last_run_shown(self, schedule: Any) -> str:
@@ -161,7 +163,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         if run is None:
             return _("never")
         moment = display.instant(run.finished_at or run.due_at, display.place_of(schedule))
-        return format_html("{} {}", display.link(run, display.state(run)), moment)
+        return format_html("{} {}", _outcome(schedule, run), moment)
 
     @admin.display(description=gettext_lazy("why"))
     def state_note(self, schedule: Schedule) -> str:
@@ -173,13 +175,15 @@ class ScheduleAdmin(_ScheduleAdmin):
 
     @admin.display(description=gettext_lazy("next runs"))
     def upcoming_shown(self, schedule: Schedule) -> str:
+        # As stored: after an error the object holds what was typed and is not planned.
+        stored = Schedule.objects.filter(pk=schedule.pk).first() or schedule
         try:
-            instants = schedule.upcoming(_PREVIEW_COUNT)
+            instants = stored.upcoming(_PREVIEW_COUNT)
         except TimetableError as error:
             return str(error)
         if not instants:
             return _("None while the schedule is not active.")
-        place = display.place_of(schedule)
+        place = display.place_of(stored)
         rows = ((display.instant_with_utc(each, place),) for each in instants)
         return format_html(
             '<ul class="distcron-runs">{}</ul>', format_html_join("", "<li>{}</li>", rows)
@@ -202,11 +206,13 @@ class ScheduleAdmin(_ScheduleAdmin):
         return super().get_object(request, object_id, from_field)
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
-        before, after = audit.changes(form.before, audit.snapshot(obj))
+        _before, typed = audit.changes(form.before, audit.snapshot(obj))
         is_broken = obj.state in (Schedule.State.INVALID, Schedule.State.EXHAUSTED)
-        if change and not after and not is_broken:
+        if change and not typed and not is_broken:
             return
         obj.save()
+        # Again, since the save may have mended or finished the schedule.
+        before, after = audit.changes(form.before, audit.snapshot(obj))
         user = cast("AbstractUser", request.user)
         audit.record(
             actor=user.get_username(),
@@ -287,3 +293,8 @@ class ScheduleAdmin(_ScheduleAdmin):
 
 def _ids(queryset: models.QuerySet[Schedule]) -> list[int]:
     return list(queryset.order_by().values_list("pk", flat=True))
+
+
+def _outcome(schedule: Any, run: Run) -> SafeString:
+    state = display.state(run)
+    return display.link(run, state) if schedule.may_view_runs else state

@@ -301,10 +301,8 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         if decision.next_run_at is None:
             schedule.state = Schedule.State.EXHAUSTED
             schedule.state_reason = _exhausted_reason()
-    Schedule.objects.bulk_update(
-        [schedules[decision.schedule_id] for decision in kept],
-        ["next_run_at", "fencing_token", "state", "state_reason"],
-        batch_size=_PORTABLE_CHUNK,
+    Schedule.objects.write_claims(
+        [schedules[decision.schedule_id] for decision in kept], _PORTABLE_CHUNK
     )
     return _insert_portable(kept, schedules, active, node_id)
 

@@ -11,6 +11,7 @@ import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
 from distcron_app import lifecycle, nodes
+from distcron_app.conf import Config
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle import ClaimedRun, Decision, Finished, Skip
@@ -565,13 +566,13 @@ class TestNodes:
     def test_a_node_declared_dead_can_never_renew_its_lease(self) -> None:
         node = make_node()
         bury(node)
-        assert nodes.heartbeat(node.pk, nodes.Vitals()) is False
+        assert nodes.heartbeat(Config(), node.pk, nodes.Vitals()) is False
         node.refresh_from_db()
         assert node.state == "dead"
 
     def test_a_heartbeat_extends_the_lease_by_the_clock_of_the_database(self) -> None:
         node = make_node(expires_at=whole_second(1))
-        assert nodes.heartbeat(node.pk, nodes.Vitals(running=3, alert="x" * 400)) is True
+        assert nodes.heartbeat(Config(), node.pk, nodes.Vitals(running=3, alert="x" * 400)) is True
         node.refresh_from_db()
         remaining = (node.expires_at - database_now()).total_seconds()
         assert 13 < remaining <= 15.1

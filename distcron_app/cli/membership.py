@@ -1,0 +1,109 @@
+"""``schedulerctl nodes``: the ``runscheduler`` processes and how they are."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from distcron_app.cli import states, times
+from distcron_app.cli.console import Cell, Column, Console
+from distcron_app.cli.exits import FAILED, Exit
+from distcron_app.conf import get_config
+from distcron_app.instants import database_now
+from distcron_app.models import Node
+
+__all__ = ["ALIVE", "computed_state", "show_nodes"]
+
+# Heartbeats of 1.5 intervals ago: one is overdue, the lease has not expired yet.
+_SUSPECT_INTERVALS = 1.5
+ALIVE = ("alive", "suspect", "draining")
+_LABELS = {
+    "alive": gettext_lazy("alive"),
+    "suspect": gettext_lazy("SUSPECT"),
+    "draining": gettext_lazy("draining"),
+    "left": gettext_lazy("left"),
+    "dead": gettext_lazy("dead"),
+}
+_COLUMNS = (
+    Column(title=gettext_lazy("STATE")),
+    Column(title=gettext_lazy("NODE"), flexible=True),
+    Column(title=gettext_lazy("PROCESS"), flexible=True),
+    Column(title=gettext_lazy("VERSION")),
+    Column(title=gettext_lazy("HEARTBEAT")),
+    Column(title=gettext_lazy("LAG"), right=True),
+    Column(title=gettext_lazy("RUNNING"), right=True),
+    Column(title=gettext_lazy("CLOCK"), right=True),
+    Column(title=gettext_lazy("STARTED"), only_wide=True),
+    Column(title=gettext_lazy("ID"), only_wide=True),
+    Column(title=gettext_lazy("ALERT"), flexible=True),
+)
+
+
+def show_nodes(console: Console, options: dict[str, Any]) -> None:
+    """Show the nodes. Raise Exit when none is alive."""
+    nodes = Node.objects.order_by("name", "-started_at")
+    if not options["all"]:
+        nodes = nodes.filter(state__in=Node.MEMBER_STATES)
+    now = database_now()
+    shown = list(nodes)
+    if console.view.as_json:
+        console.json("nodes", nodes=[_facts(node, now) for node in shown])
+    elif shown:
+        console.table(_COLUMNS, [_row(node, now, console.view.zone) for node in shown])
+    if not any(computed_state(node, now) in ALIVE for node in shown):
+        raise Exit(FAILED, _("no node is alive. Start one: manage.py runscheduler"))
+
+
+def computed_state(node: Node, now: datetime) -> str:
+    """Return alive, suspect, draining, left or dead, by the database's clock ``now``."""
+    if node.state not in Node.MEMBER_STATES:
+        return str(node.state)
+    if node.expires_at <= now:
+        return "dead"
+    if now - node.heartbeat_at > _suspect_after():
+        return "suspect"
+    return "draining" if node.state == Node.State.DRAINING else "alive"
+
+
+def _suspect_after() -> timedelta:
+    return timedelta(seconds=get_config().heartbeat_seconds * _SUSPECT_INTERVALS)
+
+
+def _row(node: Node, now: datetime, zone: str) -> list[Cell | str]:
+    state = computed_state(node, now)
+    return [
+        states.cell(state, _LABELS[state]),
+        node.name,
+        f"{node.host}:{node.pid}",
+        node.version,
+        times.relative(min(node.heartbeat_at, now - timedelta(microseconds=1)), now),
+        _("%d ms") % node.tick_lag_ms,
+        f"{node.running}/{node.slots}",
+        _("%+d ms") % node.clock_offset_ms,
+        times.short_moment(node.started_at, zone or "UTC", now),
+        str(node.id),
+        Cell(node.alert, "yellow"),
+    ]
+
+
+def _facts(node: Node, now: datetime) -> dict[str, Any]:
+    return {
+        "id": str(node.id),
+        "name": node.name,
+        "state": computed_state(node, now),
+        "host": node.host,
+        "pid": node.pid,
+        "version": node.version,
+        "started_at": times.iso(node.started_at),
+        "heartbeat_at": times.iso(node.heartbeat_at),
+        "heartbeat_age_seconds": round((now - node.heartbeat_at).total_seconds(), 3),
+        "expires_at": times.iso(node.expires_at),
+        "tick_lag_ms": node.tick_lag_ms,
+        "running": node.running,
+        "slots": node.slots,
+        "clock_offset_ms": node.clock_offset_ms,
+        "alert": node.alert,
+    }

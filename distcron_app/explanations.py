@@ -1,0 +1,188 @@
+"""Why a run is in its state, in sentences, and what a person can do about it.
+
+Pure: rows in, lazy text out. The pages and the command line print the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from datetime import datetime
+from typing import Any
+
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+
+from distcron_app.models import Node, Run, Schedule
+
+__all__ = ["Explanation", "Stretch", "app_frames", "explain", "inert", "node_label"]
+
+_FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line ')
+_LIBRARY = re.compile(r"(site-packages|dist-packages|[/\\]lib[/\\]python3|^<frozen )")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+# Control characters, and those that turn the direction of the text around them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Several occurrences that one row stands for."""
+
+    first: datetime
+    last: datetime
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """``why`` the run is as it is; ``advice`` is for a person, "" when nothing is to do."""
+
+    why: str
+    advice: str = ""
+    blocked_by: int | None = None
+    stretch: Stretch | None = None
+
+
+def explain(run: Run, now: datetime) -> Explanation:
+    """Return the sentences for ``run``, whose node and schedule should be joined."""
+    if run.state == Run.State.SKIPPED:
+        return _skipped(run)
+    if run.state == Run.State.LOST:
+        return _lost(run)
+    if run.state in Run.ACTIVE_STATES:
+        return _active(run, now)
+    if run.state == Run.State.QUEUED:
+        return _queued(run)
+    return _ended(run)
+
+
+def node_label(run: Any) -> str:
+    """Return the name of the node of a run or an attempt, for one that is forgotten its id."""
+    if run.node is not None:
+        return str(run.node.name)
+    return str(run.node_id)[:8] if run.node_id else ""
+
+
+def app_frames(text: str) -> str:
+    """Return a traceback without the frames of libraries; all of it where only they are left."""
+    kept: list[str] = []
+    is_library, found_own = False, False
+    for line in text.splitlines():
+        if frame := _FRAME.match(line):
+            is_library = bool(_LIBRARY.search(frame["path"]))
+            found_own = found_own or not is_library
+        elif not line.startswith("    "):
+            is_library = False
+        if not is_library:
+            kept.append(line)
+    return "\n".join(kept) if found_own else text
+
+
+def inert(text: str) -> str:
+    """Return text of a job for display: colours removed, control characters made visible."""
+    plain = _ANSI.sub("", text).replace("\r\n", "\n")
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", plain)
+
+
+def _skipped(run: Run) -> Explanation:
+    details = run.details if isinstance(run.details, dict) else {}
+    if run.reason == Run.Reason.OVERLAP:
+        return Explanation(
+            why=_("It did not run: the previous run was still active."),
+            advice=_("If this repeats, the job takes longer than its timetable allows."),
+            blocked_by=_whole(details.get("blocked_by")),
+        )
+    stretch = _stretch(details)
+    if run.reason == Run.Reason.COALESCED:
+        return Explanation(
+            why=_("It did not run: a later occurrence that was due as well ran in its place."),
+            stretch=stretch,
+        )
+    if run.reason == Run.Reason.MISFIRE:
+        return Explanation(
+            why=_("It did not run: when a node looked, it was too late to start."),
+            advice=_("Usually no scheduler was running at that time. The nodes page shows them."),
+            stretch=stretch,
+        )
+    return Explanation(why=_("It did not run: %s.") % run.get_reason_display(), stretch=stretch)
+
+
+def _lost(run: Run) -> Explanation:
+    facts = {"node": node_label(run) or _("unknown")}
+    if run.reason == Run.Reason.SHUTDOWN:
+        why = _("Node %(node)s was stopped while the job was running.") % facts
+    elif run.reason == Run.Reason.WORKER_DIED:
+        why = _("The worker process on node %(node)s ended while the job was running.") % facts
+    else:
+        why = _("Node %(node)s stopped reporting while the job was running.") % facts
+    why += " " + _("The job had started, so nobody knows whether its work was done.")
+    if run.delivery == Schedule.Delivery.AT_LEAST_ONCE:
+        why += " " + _("It had been run again after a crash already, so it was not started again.")
+    else:
+        why += " " + _("Its delivery is “at most once”, so no node starts it again.")
+    return Explanation(
+        why=why,
+        advice=_(
+            "Check in the job's own records whether the work was done. If it was not, "
+            "run the schedule now. If the node is still alive, its late report settles this run."
+        ),
+    )
+
+
+def _active(run: Run, now: datetime) -> Explanation:
+    facts = {"node": node_label(run) or _("unknown")}
+    if run.node is None or run.node.state not in Node.MEMBER_STATES or run.node.expires_at <= now:
+        return Explanation(
+            why=_("Node %(node)s is silent. Another node settles this run in a moment.") % facts,
+            advice=_("If this stays, no scheduler is running."),
+        )
+    if run.state == Run.State.CLAIMED:
+        return Explanation(why=_("Node %(node)s owns it and is about to start it.") % facts)
+    return Explanation(why=_("The job is running on node %(node)s.") % facts)
+
+
+def _queued(run: Run) -> Explanation:
+    if run.reason == Run.Reason.RECOVERY:
+        return Explanation(
+            why=_(
+                "Its node died in the middle. Its delivery is “at least once”, so it waits to "
+                "run again."
+            )
+        )
+    return Explanation(why=_("It waits for a node with a free slot."))
+
+
+def _ended(run: Run) -> Explanation:
+    if run.state == Run.State.SUCCEEDED:
+        return Explanation(why=_("The job ended without an error."))
+    if run.state == Run.State.CANCELLED:
+        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display())
+    advice = {
+        Run.Reason.JOB_NOT_FOUND: _("Deploy the code that registers the job on every node."),
+        Run.Reason.INVALID_ARGUMENTS: _("Edit the arguments of the schedule."),
+        Run.Reason.WORKER_DIED: _("Often the memory ran out. Look into the log of the host."),
+    }
+    return Explanation(
+        why=_("It failed: %s.") % run.get_reason_display(),
+        advice=advice.get(Run.Reason(run.reason), "") if run.reason in Run.Reason.values else "",
+    )
+
+
+def _stretch(details: dict[str, Any]) -> Stretch | None:
+    first, last = (_instant(details.get(name)) for name in ("first_at", "last_at"))
+    count = _whole(details.get("count"))
+    if first is None or last is None or count is None or count < 2:
+        return None
+    return Stretch(first=first, last=last, count=count)
+
+
+def _instant(value: Any) -> datetime | None:
+    try:
+        parsed = parse_datetime(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return parsed if parsed is not None and parsed.tzinfo is not None else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

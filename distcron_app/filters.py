@@ -1,0 +1,137 @@
+"""What people may put into the query string of a list, checked as a form."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy as _
+
+from distcron_app import history
+from distcron_app.models import Node, Run, RunQuerySet, Schedule
+
+__all__ = ["ActionForm", "RunFilters", "ScheduleFilters"]
+
+_LARGEST_ID = 2**63 - 1
+
+
+def _choice_error(choices: list[str]) -> dict[str, Any]:
+    message = _("“%(value)s” is not known. Choose one of: {choices}.")
+    return {"invalid_choice": format_lazy(message, choices=", ".join(choices))}
+
+
+class RunFilters(forms.Form):
+    """Filters of the list of runs; ``before``, ``after`` and ``top`` page through it by id."""
+
+    state = forms.MultipleChoiceField(
+        label=_("State"),
+        choices=Run.State.choices,
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        error_messages=_choice_error(Run.State.values),
+    )
+    schedule = forms.CharField(label=_("Schedule"), required=False, max_length=100)
+    job = forms.CharField(label=_("Job"), required=False, max_length=100)
+    node = forms.CharField(label=_("Node"), required=False, max_length=100)
+    trigger = forms.ChoiceField(
+        label=_("Started by"),
+        choices=[("", _("any")), *Run.Trigger.choices],
+        required=False,
+        error_messages=_choice_error(Run.Trigger.values),
+    )
+    before = forms.IntegerField(
+        required=False, min_value=1, max_value=_LARGEST_ID, widget=forms.HiddenInput
+    )
+    after = forms.IntegerField(
+        required=False, min_value=0, max_value=_LARGEST_ID, widget=forms.HiddenInput
+    )
+    top = forms.IntegerField(
+        required=False, min_value=0, max_value=_LARGEST_ID, widget=forms.HiddenInput
+    )
+
+    def clean_schedule(self) -> int | None:
+        """Return the id of the schedule, given as id or key; a deleted one has only an id."""
+        given = self.cleaned_data["schedule"].strip()
+        if not given:
+            return None
+        if given.isascii() and given.isdigit():
+            return min(int(given), _LARGEST_ID)
+        found = Schedule.objects.filter(key=given).values_list("pk", flat=True).first()
+        if found is None:
+            raise ValidationError(
+                _("No schedule has the key “%(key)s”. The list of schedules shows them."),
+                params={"key": given},
+            )
+        return int(found)
+
+    def clean_node(self) -> list[UUID] | None:
+        """Return the ids of the nodes, given as one id or as a name that several had."""
+        given = self.cleaned_data["node"].strip()
+        if not given:
+            return None
+        try:
+            return [UUID(given)]
+        except ValueError:
+            ids = list(Node.objects.filter(name=given).values_list("pk", flat=True))
+        if not ids:
+            raise ValidationError(
+                _("No node is called “%(name)s”. A node that left long ago has only its id."),
+                params={"name": given},
+            )
+        return ids
+
+    def runs(self) -> RunQuerySet:
+        """Return the runs that fit; call it on a valid form."""
+        chosen = self.cleaned_data
+        return history.runs_matching(
+            states=chosen["state"],
+            schedule_id=chosen["schedule"],
+            nodes=chosen["node"],
+            trigger=chosen["trigger"],
+            job=chosen["job"].strip(),
+        )
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Return True when a filter is set, so that an empty list does not mean no runs."""
+        return any(self.data.get(name) for name in ("state", "schedule", "job", "node", "trigger"))
+
+
+class ScheduleFilters(forms.Form):
+    """Filters of the list of schedules."""
+
+    q = forms.CharField(label=_("Name, key or job"), required=False, max_length=200)
+    state = forms.ChoiceField(
+        label=_("State"),
+        choices=[("", _("any")), *Schedule.State.choices, ("overdue", _("overdue"))],
+        required=False,
+        error_messages=_choice_error([*Schedule.State.values, "overdue"]),
+    )
+    page = forms.IntegerField(
+        required=False, min_value=1, max_value=100_000, widget=forms.HiddenInput
+    )
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Return True when a filter is set."""
+        return bool(self.data.get("q") or self.data.get("state"))
+
+
+class ActionForm(forms.Form):
+    """The confirmation of an action: why, and a key that makes a double click harmless."""
+
+    reason = forms.CharField(
+        label=_("Reason"),
+        required=False,
+        max_length=500,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text=_("Kept in the audit trail with your name."),
+    )
+    idempotency_key = forms.CharField(max_length=64, min_length=8, widget=forms.HiddenInput)
+
+    def __init__(self, *args: Any, needs_reason: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fields["reason"].required = needs_reason

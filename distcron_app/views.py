@@ -1,0 +1,515 @@
+"""The pages: live state and history for people, and two probes for machines.
+
+Each page has one region that changes. The page itself carries it, and ``?fragment=live``
+returns it alone, with an ETag, so that an open page costs a 304 while nothing happens.
+Every page works without JavaScript; no GET writes a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.views import redirect_to_login
+from django.core.paginator import Paginator
+from django.db import Error, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import redirect, render
+from django.template.loader import render_to_string
+from django.utils.cache import get_conditional_response, patch_cache_control
+from django.utils.decorators import method_decorator
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views import View
+from django.views.decorators.http import require_safe
+
+from distcron_app import explanations, history, locks, operations, wording
+from distcron_app.errors import (
+    ConfigurationError,
+    InvalidArguments,
+    LockUnavailable,
+    ScheduleBusy,
+    StaleVersion,
+    TimetableError,
+    UnknownJob,
+)
+from distcron_app.filters import ActionForm, RunFilters, ScheduleFilters
+from distcron_app.models import Run, RunOutput, Schedule
+
+__all__ = [
+    "LocksPage",
+    "NodesPage",
+    "OverviewPage",
+    "PauseSchedule",
+    "ResumeSchedule",
+    "RunNow",
+    "RunOutputFile",
+    "RunPage",
+    "RunsPage",
+    "SchedulePage",
+    "SchedulesPage",
+    "live",
+    "ready",
+    "strict_headers",
+]
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_FAST_SECONDS, _USUAL_SECONDS, _SLOW_SECONDS = 2, 5, 15
+_SCHEDULES_PER_PAGE = 100
+_UPCOMING_COUNT = 10
+
+_ViewFunction = Callable[..., HttpResponseBase]
+
+
+def strict_headers(view: _ViewFunction) -> _ViewFunction:
+    """Add the headers that let a page load nothing but its own files, framed by nobody."""
+
+    @functools.wraps(view)
+    def wrapped(*args: Any, **kwargs: Any) -> HttpResponseBase:
+        response = view(*args, **kwargs)
+        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        response["X-Content-Type-Options"] = "nosniff"
+        response["X-Frame-Options"] = "DENY"
+        response["Referrer-Policy"] = "same-origin"
+        return response
+
+    return wrapped
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What the user may do, for links and buttons; each page checks for itself."""
+
+    view_dashboard: bool
+    view_schedule: bool
+    view_run: bool
+    view_node: bool
+    view_output: bool
+    run_schedule: bool
+    pause_schedule: bool
+
+    @classmethod
+    def of(cls, user: Any) -> Abilities:
+        """Return the abilities of ``user``, by two queries at most."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: user.has_perm(f"distcron.{name}") for name in names})
+
+
+@method_decorator(strict_headers, name="dispatch")
+class Page(View):
+    """A page for signed-in users with ``permission``; ``region`` is the part that changes."""
+
+    permission: ClassVar[str]
+    section: ClassVar[str] = ""
+    template: ClassVar[str]
+    region: ClassVar[str] = ""
+    poll_seconds: float = _USUAL_SECONDS
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Answer, or say which permission is missing, or that there is no such thing."""
+        if not request.user.is_authenticated:
+            return redirect_to_login(request.get_full_path())
+        if not request.user.has_perm(f"distcron.{self.permission}"):
+            return self.refuse(f"distcron.{self.permission}")
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        except Http404 as error:
+            return self.page("distcron_app/missing.html", {"problem": str(error)}, status=404)
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+        """Return the page, or its region alone for ``?fragment=live``."""
+        context = self.frame() | self.facts(**kwargs)
+        status = context.pop("status", 200)
+        html = render_to_string(self.region, context, request)
+        etag = f'"{hashlib.sha256(html.encode()).hexdigest()[:32]}"'
+        if request.GET.get("fragment") == "live":
+            return self._fragment(html, etag, status)
+        context |= {"live": html, "etag": etag, "poll": self._poll_url(context)}
+        context["poll_seconds"] = self.poll_seconds if status == 200 else 0
+        return render(request, self.template, context, status=status)
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        """Return what the templates show beside the frame."""
+        raise NotImplementedError
+
+    def frame(self) -> dict[str, Any]:
+        """Return what every page shows: who is alive, the time, and where one may go."""
+        return {
+            "membership": self.membership,
+            "now": self.membership.now,
+            "zone": settings.TIME_ZONE,
+            "section": self.section,
+            "can": Abilities.of(self.request.user),
+        }
+
+    @functools.cached_property
+    def membership(self) -> history.Membership:
+        """Return who is alive, and the time by the database's clock."""
+        return history.membership()
+
+    def page(self, template: str, context: dict[str, Any], status: int = 200) -> HttpResponse:
+        """Return a page without a region that changes."""
+        return render(self.request, template, self.frame() | context, status=status)
+
+    def refuse(self, permission: str) -> HttpResponse:
+        """Return the page that names the missing permission."""
+        return self.page("distcron_app/forbidden.html", {"permission": permission}, status=403)
+
+    def _poll_url(self, context: dict[str, Any]) -> str:
+        query = self.request.GET.copy()
+        query["fragment"] = "live"
+        for name, value in context.get("hold", {}).items():
+            query[name] = str(value)
+        return f"{self.request.path}?{query.urlencode()}"
+
+    def _fragment(self, html: str, etag: str, status: int) -> HttpResponseBase:
+        region = HttpResponse(html, status=status)
+        region["ETag"] = etag
+        patch_cache_control(region, private=True, no_cache=True)
+        answer: HttpResponseBase | None = region
+        if status == 200:
+            answer = get_conditional_response(self.request, etag=etag, response=region)
+        answer = answer or region
+        answer["X-Distcron-Poll"] = str(self.poll_seconds)
+        return answer
+
+
+class OverviewPage(Page):
+    """Is it alive, and is anything wrong now?"""
+
+    permission = "view_dashboard"
+    section = "overview"
+    template = "distcron_app/overview.html"
+    region = "distcron_app/_overview.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        return {"overview": history.overview(self.membership.now)}
+
+
+class RunsPage(Page):
+    """Find a run. New rows are announced; the rows on the page stay where they are."""
+
+    permission = "view_run"
+    section = "runs"
+    template = "distcron_app/runs.html"
+    region = "distcron_app/_runs.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        form = RunFilters(self.request.GET)
+        if not form.is_valid():
+            return {"form": form, "page": None, "status": 400}
+        before, after, top = (form.cleaned_data[name] for name in ("before", "after", "top"))
+        page = history.run_page(form.runs(), before=before, after=after, top=top)
+        is_first = before is None and after is None
+        if top is None and is_first:
+            top = page.rows[0].pk if page.rows else 0
+        return {
+            "form": form,
+            "page": page,
+            "new_count": history.newer_than(form.runs(), top) if self._is_poll(top) else 0,
+            "hold": {"top": top} if is_first else {},
+            "query": self._filters_only(),
+        }
+
+    def _is_poll(self, top: int | None) -> bool:
+        return top is not None and "top" in self.request.GET
+
+    def _filters_only(self) -> str:
+        query = self.request.GET.copy()
+        for name in ("before", "after", "top", "fragment"):
+            query.pop(name, None)
+        return query.urlencode()
+
+
+class RunPage(Page):
+    """What happened to one run, in what order, and why."""
+
+    permission = "view_run"
+    section = "runs"
+    template = "distcron_app/run.html"
+    region = "distcron_app/_run.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        run, attempts, text = history.find_run(kwargs["run_id"])
+        if run is None:
+            raise Http404(_("Run %s does not exist, or its history was pruned.") % kwargs["run_id"])
+        self.poll_seconds = _poll_seconds(run)
+        return {
+            "run": run,
+            "attempts": attempts,
+            "text": text,
+            "explanation": explanations.explain(run, self.membership.now),
+            "run_zone": _zone_name(run.schedule),
+        }
+
+
+class SchedulesPage(Page):
+    """What runs when, and what is late or cannot run."""
+
+    permission = "view_schedule"
+    section = "schedules"
+    template = "distcron_app/schedules.html"
+    region = "distcron_app/_schedules.html"
+    poll_seconds = _SLOW_SECONDS
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        form = ScheduleFilters(self.request.GET)
+        if not form.is_valid():
+            return {"form": form, "page": None, "status": 400}
+        found = history.schedules_matching(
+            text=form.cleaned_data["q"],
+            state=form.cleaned_data["state"],
+            now=self.membership.now,
+        )
+        page = Paginator(found, _SCHEDULES_PER_PAGE).get_page(form.cleaned_data["page"] or 1)
+        runs = history.last_runs(page.object_list)
+        return {
+            "form": form,
+            "page": page,
+            "rows": [(each, _in_words(each), runs.get(each.pk)) for each in page.object_list],
+            "query": urlencode({name: form.cleaned_data[name] for name in ("q", "state")}),
+        }
+
+
+class SchedulePage(Page):
+    """One schedule: its rule in words, what comes, and everything that was decided."""
+
+    permission = "view_schedule"
+    section = "schedules"
+    template = "distcron_app/schedule.html"
+    region = "distcron_app/_schedule.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        schedule = _schedule_or_404(kwargs["schedule_id"])
+        may_see_runs = self.request.user.has_perm("distcron.view_run")
+        runs = (
+            history.runs_matching(schedule_id=schedule.pk) if may_see_runs else Run.objects.none()
+        )
+        return {
+            "schedule": schedule,
+            "words": _in_words(schedule),
+            "upcoming": _upcoming(schedule),
+            "page": history.run_page(runs),
+        }
+
+
+class NodesPage(Page):
+    """Which nodes live, drain, lag, or are gone."""
+
+    permission = "view_node"
+    section = "nodes"
+    template = "distcron_app/nodes.html"
+    region = "distcron_app/_nodes.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        return {"nodes": history.known_nodes()}
+
+
+class LocksPage(Page):
+    """Who holds which lock, and for how long; unknown while the backend is away."""
+
+    permission = "view_node"
+    section = "locks"
+    template = "distcron_app/locks.html"
+    region = "distcron_app/_locks.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        try:
+            backend = locks.get_backend()
+            held = backend.held()
+        except (LockUnavailable, ConfigurationError) as error:
+            return {"problem": str(error)}
+        schedules = history.schedules_of_locks(lock.name for lock in held)
+        return {
+            "backend": backend.name,
+            "locks": [(lock, schedules.get(lock.name)) for lock in held],
+        }
+
+
+class Action(Page):
+    """The confirmation of one verb on a schedule: GET explains it, POST does it."""
+
+    section = "schedules"
+    template = "distcron_app/confirm.html"
+    verb: ClassVar[str]
+    heading: ClassVar[Any]
+    needs_reason: ClassVar[bool] = False
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        schedule = _schedule_or_404(kwargs["schedule_id"])
+        if missing := self.missing_permission(schedule):
+            return self.refuse(missing)
+        form = ActionForm(
+            initial={"idempotency_key": uuid.uuid4().hex}, needs_reason=self.needs_reason
+        )
+        return self.confirm(schedule, form)
+
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        """Do it, or show what is wrong beside what was typed."""
+        schedule = _schedule_or_404(kwargs["schedule_id"])
+        if missing := self.missing_permission(schedule):
+            return self.refuse(missing)
+        form = ActionForm(request.POST, needs_reason=self.needs_reason)
+        if not form.is_valid():
+            return self.confirm(schedule, form, status=400)
+        try:
+            return self.act(
+                schedule,
+                reason=form.cleaned_data["reason"],
+                actor=request.user.get_username(),
+                user=request.user,
+                via="dashboard",
+                idempotency_key=form.cleaned_data["idempotency_key"],
+            )
+        except ScheduleBusy as error:
+            return self.confirm(schedule, form, status=409, blocked_by=error.blocked_by)
+        except (UnknownJob, InvalidArguments, StaleVersion) as error:
+            return self.confirm(schedule, form, status=409, problem=str(error))
+
+    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
+        """Carry the verb out and return where to go."""
+        raise NotImplementedError
+
+    def missing_permission(self, schedule: Schedule) -> str | None:
+        """Return a permission that this schedule asks for beyond the page's, or None."""
+        return None
+
+    def confirm(
+        self, schedule: Schedule, form: ActionForm, *, status: int = 200, **problem: Any
+    ) -> HttpResponse:
+        """Return the page that says what will happen."""
+        context = {"schedule": schedule, "form": form, "verb": self.verb, "heading": self.heading}
+        return self.page(self.template, context | problem, status=status)
+
+
+class RunNow(Action):
+    """Queue one run outside the timetable."""
+
+    permission = "run_schedule"
+    verb = "run"
+    heading = gettext_lazy("Run now")
+
+    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
+        run = operations.run_now(schedule, **author)
+        _say(self.request, _("Run %s is queued.") % run.pk)
+        may_see = self.request.user.has_perm("distcron.view_run")
+        return redirect(run if may_see else schedule)
+
+    def missing_permission(self, schedule: Schedule) -> str | None:
+        wanted = operations.job_permission(schedule.job)
+        return wanted if wanted and not self.request.user.has_perm(wanted) else None
+
+
+class PauseSchedule(Action):
+    """Stop the timetable until somebody resumes it."""
+
+    permission = "pause_schedule"
+    verb = "pause"
+    heading = gettext_lazy("Pause")
+    needs_reason = True
+
+    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
+        changed = operations.pause([schedule], **author).changed
+        text = _("“%s” is paused.") if changed else _("“%s” was paused already.")
+        _say(self.request, text % schedule)
+        return redirect(schedule)
+
+
+class ResumeSchedule(Action):
+    """Let the timetable go on from now."""
+
+    permission = "pause_schedule"
+    verb = "resume"
+    heading = gettext_lazy("Resume")
+
+    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
+        changed = operations.resume([schedule], **author).changed
+        text = _("“%s” goes on from now.") if changed else _("“%s” was not paused.")
+        _say(self.request, text % schedule)
+        return redirect(schedule)
+
+
+class RunOutputFile(Page):
+    """The captured output of a run as a text file."""
+
+    permission = "view_output"
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        if not request.user.has_perm("distcron.view_run"):
+            return self.refuse("distcron.view_run")
+        output = RunOutput.objects.filter(pk=kwargs["run_id"]).first()
+        if output is None or not output.output:
+            raise Http404(_("Run %s has no output.") % kwargs["run_id"])
+        return HttpResponse(
+            output.output,
+            content_type="text/plain; charset=utf-8",
+            headers={"Content-Disposition": f'attachment; filename="run-{output.pk}.txt"'},
+        )
+
+
+@require_safe
+def live(request: HttpRequest) -> JsonResponse:
+    """Say that this process answers; touches neither database nor Redis."""
+    return JsonResponse({"status": "live"})
+
+
+@require_safe
+def ready(request: HttpRequest) -> JsonResponse:
+    """Say whether requests can be served: the database answers and is migrated. 503 if not."""
+    try:
+        executor = MigrationExecutor(connection)
+        pending = executor.migration_plan(executor.loader.graph.leaf_nodes("distcron"))
+    except Error:
+        return JsonResponse({"status": "unavailable", "database": "no answer"}, status=503)
+    if pending:
+        return JsonResponse({"status": "unavailable", "migrations": "pending"}, status=503)
+    return JsonResponse({"status": "ready"})
+
+
+def _schedule_or_404(schedule_id: int) -> Schedule:
+    schedule = Schedule.objects.filter(pk=schedule_id).first()
+    if schedule is None:
+        raise Http404(_("Schedule %s does not exist, or it was deleted.") % schedule_id)
+    return schedule
+
+
+def _poll_seconds(run: Run) -> float:
+    if run.state == Run.State.LOST:
+        # Its owner may still be alive and report late.
+        return _SLOW_SECONDS
+    return 0 if run.is_final else _FAST_SECONDS
+
+
+def _zone_name(schedule: Schedule | None) -> str:
+    return schedule.timezone if schedule else ""
+
+
+def _in_words(schedule: Schedule) -> str:
+    try:
+        return wording.describe(schedule.timetable(), timezone=schedule.timezone)
+    except TimetableError:
+        return schedule.cron
+
+
+def _upcoming(schedule: Schedule) -> list[datetime]:
+    try:
+        return schedule.upcoming(_UPCOMING_COUNT)
+    except TimetableError:
+        return []
+
+
+def _say(request: HttpRequest, text: str) -> None:
+    # A project may do without the messages framework.
+    messages.success(request, text, fail_silently=True)

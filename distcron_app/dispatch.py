@@ -34,6 +34,8 @@ logger = logging.getLogger("distcron.dispatch")
 BACKSTOP_SECONDS = 2.0
 # How long a schedule that was lost at the lock is left alone, with jitter.
 STAND_BACK_SECONDS = 0.3
+# How long an occurrence waits behind a run of its schedule that began after it was due.
+TURN_SECONDS = 0.5
 # Due rows read for each run that could start, so that nodes find different ones.
 READ_AHEAD = 8
 READ_AT_LEAST = 64
@@ -194,10 +196,12 @@ class Dispatcher:
         """Return True for an occurrence that was due before the run that is active began.
 
         It is behind, not overlapped: after a stall the occurrences of a short job run one
-        after the other. Past the grace the misfire plan decides.
+        after the other. A run that takes longer does overlap what is behind it, or a long
+        job would stay late for ever.
         """
         behind = row.next_run_at <= running_since
-        return behind and row.late_seconds <= self._config.misfire_grace_seconds
+        active_seconds = (row.now - running_since).total_seconds()
+        return behind and active_seconds <= TURN_SECONDS
 
     def _decide(self, rows: Sequence[_Due]) -> tuple[list[Decision], tuple[str, ...]]:
         decisions: list[Decision] = []

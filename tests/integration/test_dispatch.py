@@ -291,6 +291,20 @@ class TestOverlap:
         assert ran[1] - ran[0] == ran[2] - ran[1] == timedelta(seconds=1)
         assert not Run.objects.filter(state="skipped").exists()
 
+    def test_a_long_run_overlaps_what_is_behind_it(self, backend: Counting) -> None:
+        schedule = due(every=1, seconds_ago=3)
+        member = Member(backend)
+        (run,) = member.tick().claimed.runs
+        began = database_now()
+
+        def skipped() -> bool:
+            return bool(member.tick().claimed.skipped)
+
+        wait_for(skipped, timeout=10, what="the next occurrence to be skipped")
+        assert (database_now() - began).total_seconds() >= dispatch.TURN_SECONDS
+        row = Run.objects.get(schedule=schedule, state="skipped")
+        assert row.details == {"blocked_by": run.run_id}
+
 
 class TestMisfire:
     def test_after_an_outage_the_newest_runs_and_one_row_stands_for_the_rest(

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -119,15 +120,14 @@ class Launch:
 
     def _prepare(self, processes: Processes) -> None:
         started = time.monotonic()
-        uv = _working_uv()
         if not self._python.exists() or not _runs(str(self._python), "-c", "pass"):
-            self._make_venv(processes, uv)
+            self._make_venv(processes, _working_uv())
         _say(f"ok {_since(started)}\n[2/6] packages … ")
         started = time.monotonic()
         wants_wheel = _wants_wheel(self._options.locks)
         stamp, state = self._venv / ".installed", _wanted_state(wants_wheel)
         if not stamp.exists() or stamp.read_text() != state:
-            self._install(processes, uv, wants_wheel=wants_wheel)
+            self._install(processes, wants_wheel=wants_wheel)
             stamp.write_text(state)
         _say(f"{_installed(self._python)} … ok {_since(started)}\n")
 
@@ -142,17 +142,28 @@ class Launch:
                 f"Or install uv. Output: {processes.log('venv')}"
             )
 
-    def _install(self, processes: Processes, uv: str | None, *, wants_wheel: bool) -> None:
-        install = [str(self._python), "-m", "pip", "install", "--quiet"]
+    def _install(self, processes: Processes, *, wants_wheel: bool) -> None:
+        installers: list[Callable[[Processes], list[str]]] = [self._pip]
+        uv = _working_uv()
         if uv:
-            install = [uv, "pip", "install", "--quiet", "--python", str(self._python)]
-        elif not _runs(str(self._python), "-m", "pip", "--version"):
-            processes.finish("ensurepip", [str(self._python), "-m", "ensurepip"])
-        if not processes.finish("packages", [*install, "-r", str(REQUIREMENTS)]):
+            # uv may not know the certificates or the index that pip is configured for.
+            by_uv = [uv, "pip", "install", "--quiet", "--python", str(self._python)]
+            installers.insert(0, lambda processes: by_uv)
+        for installer in installers:
+            install = installer(processes)
+            if processes.finish("packages", [*install, "-r", str(REQUIREMENTS)]):
+                break
+        else:
             lines = processes.log("packages").read_text(errors="replace").strip().splitlines()
             _fail("The packages could not be installed:\n  " + "\n  ".join(lines[-8:]))
         if wants_wheel and not processes.finish("wheel", [*install, "-r", str(OPTIONAL)]):
             _say("(no Redis in a wheel for this machine) ")
+
+    def _pip(self, processes: Processes) -> list[str]:
+        """Return the command of pip, which a virtualenv that uv made does not have."""
+        if not _runs(str(self._python), "-m", "pip", "--version"):
+            processes.finish("ensurepip", [str(self._python), "-m", "ensurepip"])
+        return [str(self._python), "-m", "pip", "install", "--quiet"]
 
 
 def _wants_wheel(locks: str) -> bool:

@@ -32,7 +32,7 @@ from django.utils.translation import gettext_lazy
 from django.views import View
 from django.views.decorators.http import require_safe
 
-from distcron_app import explanations, history, locks, operations, wording
+from distcron_app import explanations, history, locks, operations
 from distcron_app.errors import (
     ConfigurationError,
     InvalidArguments,
@@ -278,7 +278,7 @@ class SchedulesPage(Page):
         return {
             "form": form,
             "page": page,
-            "rows": [(each, _in_words(each), runs.get(each.pk)) for each in page.object_list],
+            "rows": [(each, each.in_words(), runs.get(each.pk)) for each in page.object_list],
             "query": urlencode({name: form.cleaned_data[name] for name in ("q", "state")}),
         }
 
@@ -299,7 +299,7 @@ class SchedulePage(Page):
         )
         return {
             "schedule": schedule,
-            "words": _in_words(schedule),
+            "words": schedule.in_words(),
             "upcoming": _upcoming(schedule),
             "page": history.run_page(runs),
         }
@@ -494,13 +494,6 @@ def _poll_seconds(run: Run) -> float:
 
 def _zone_name(schedule: Schedule | None) -> str:
     return schedule.timezone if schedule else ""
-
-
-def _in_words(schedule: Schedule) -> str:
-    try:
-        return wording.describe(schedule.timetable(), timezone=schedule.timezone)
-    except TimetableError:
-        return schedule.cron
 
 
 def _upcoming(schedule: Schedule) -> list[datetime]:

@@ -1,0 +1,84 @@
+# Every target works on a checkout alone: virtualenvs are made, servers found or started.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+# The first of these that is Python 3.11 or later; PYTHON=… overrides it.
+PYTHON ?= $(shell sh .ci/find-python python3 python3.11 python3.12 python3.13)
+# A Python for Django 6, for the second round of tests; empty where there is none.
+NEWEST ?= $(shell sh .ci/find-python --minor 13 || sh .ci/find-python --minor 12)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+WITH_SERVICES = $(PY) .ci/services.py
+PYTEST = -m pytest -q -p tests.require_services
+DATABASES ?= sqlite postgresql mariadb
+SYSTEM_TESTS ?= tests/system
+
+##@ Try it
+.PHONY: demo demo-stop demo-clean
+demo: ## run everything on this machine: a page, three nodes, a failover
+	@exec $(or $(PYTHON),$(error Python 3.11 or later is needed)) -m project.demo.launch $(DEMO_ARGS)
+
+demo-stop: ## stop the demo, also one that was killed
+	@exec $(PYTHON) -m project.demo.launch --stop
+
+demo-clean: ## stop the demo and remove .demo
+	@exec $(PYTHON) -m project.demo.launch --clean
+
+##@ Check it
+.PHONY: test test-all lint migrations test-unit test-integration test-system test-newest test-browser
+test: $(VENV)/.installed ## everything that decides whether a change is good
+	@$(WITH_SERVICES) $(MAKE) --no-print-directory test-all
+
+test-all: lint migrations test-unit test-integration test-system test-newest
+
+lint: $(VENV)/.installed ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(PY) -m mypy
+
+migrations: $(VENV)/.installed ## no model change without its migration
+	$(PY) manage.py makemigrations --check --dry-run
+	$(PY) manage.py check
+
+test-unit: $(VENV)/.installed ## unit tests and the contracts of the lock backends
+	$(WITH_SERVICES) $(PY) $(PYTEST) tests/unit tests/contracts
+
+test-integration: $(VENV)/.installed ## integration tests on each of DATABASES
+	@set -e; for database in $(DATABASES); do \
+	  echo "tests/integration on $$database"; \
+	  TEST_DATABASE=$$database $(WITH_SERVICES) $(PY) $(PYTEST) tests/integration; done
+
+test-system: $(VENV)/.installed ## real processes, killed and stopped
+	$(WITH_SERVICES) $(PY) $(PYTEST) $(SYSTEM_TESTS)
+
+test-newest: ## unit and integration tests on Django 6, on SQLite
+	@if [ -z "$(NEWEST)" ]; then echo "Django 6 is not tested here: no Python 3.12 or 3.13."; else \
+	  $(MAKE) --no-print-directory .venv-newest/.installed && \
+	  .venv-newest/bin/python -c 'import django, sys; print("Python", sys.version.split()[0], "Django", django.__version__)' && \
+	  TEST_DATABASE=sqlite .venv-newest/bin/python .ci/services.py \
+	    .venv-newest/bin/python $(PYTEST) tests/unit tests/integration; fi
+
+test-browser: $(VENV)/.browser ## the pages in Chromium
+	$(WITH_SERVICES) $(PY) $(PYTEST) tests/browser
+
+##@ Build it
+.PHONY: wheel clean help
+wheel: $(VENV)/.installed ## dist/distcron-….whl
+	$(PY) -m build --wheel --no-isolation
+
+clean: demo-clean ## remove what these targets made
+	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+
+$(VENV)/.installed: requirements.txt requirements-demo.txt requirements-dev.txt
+	sh .ci/venv $(VENV) $(or $(PYTHON),$(error Python 3.11 or later is needed)) 'django>=5.2,<6'
+
+.venv-newest/.installed: requirements.txt requirements-demo.txt requirements-dev.txt
+	sh .ci/venv .venv-newest $(NEWEST) 'django>=6,<7'
+
+$(VENV)/.browser: $(VENV)/.installed requirements-browser.txt
+	sh .ci/venv $(VENV) $(PYTHON) 'django>=5.2,<6' -r requirements-browser.txt
+	@touch $@
+
+help:
+	@awk -F ':.*## ' '/^##@/ {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile

@@ -11,7 +11,7 @@ import threading
 import time
 from datetime import UTC, datetime
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "utc_now"]
 
 
 class Clock:
@@ -32,3 +32,8 @@ class Clock:
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Block until ``event`` is set or ``seconds`` passed; True when it was set."""
         return event.wait(max(0.0, seconds))
+
+
+def utc_now() -> datetime:
+    """Return the host's wall time, aware UTC; the default of columns, whatever USE_TZ says."""
+    return Clock().now()

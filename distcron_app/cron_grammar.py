@@ -121,7 +121,8 @@ def canonical(expression: str) -> str:
     """Return the rule in lower case, one blank between five fields, aliases expanded.
 
     Leading zeros go; names stay. Idempotent. Raise TimetableError naming the token at
-    fault, its offset in the text with blanks collapsed, and the fix.
+    fault, the fix, and the token's offset: in the text with blanks collapsed, or for a
+    character outside the grammar in the text as given.
 
     >>> canonical("  00 09 * jAn  MON-fri ")
     '0 9 * jan mon-fri'

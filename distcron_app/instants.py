@@ -91,7 +91,8 @@ class DatabaseNow(models.Expression):
 _NOW_SQL = {
     "postgresql": "SELECT EXTRACT(EPOCH FROM clock_timestamp())::float8",
     "mysql": "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000",
-    "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
+    # Text, as DatabaseNow writes it: a number of days would round to another instant.
+    "sqlite": "SELECT STRFTIME('%Y-%m-%d %H:%M:%f', 'now')",
 }
 
 
@@ -100,5 +101,7 @@ def database_now(using: str = "default") -> datetime:
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute(_NOW_SQL[connection.vendor])
-        (seconds,) = cursor.fetchone()
-    return datetime.fromtimestamp(float(seconds), UTC)
+        (now,) = cursor.fetchone()
+    if connection.vendor == "sqlite":
+        return datetime.fromisoformat(now).replace(tzinfo=UTC)
+    return datetime.fromtimestamp(float(now), UTC)

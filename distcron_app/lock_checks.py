@@ -333,7 +333,7 @@ def _server(location: str) -> str:
 
 def _parsed(location: str) -> dict[str, Any]:
     try:
-        return dict(parse_url(location))
+        return dict(parse_url(location))  # type: ignore[no-untyped-call]
     except ValueError:
         # Reported when the pool is built; here only the host matters.
         return {"host": urlsplit(location).hostname or "localhost"}

@@ -21,10 +21,10 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
-from django.utils import timezone as django_timezone
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app import registry
+from distcron_app import registry, wakeup
+from distcron_app.clock import utc_now
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.timetable import MAX_TEXT, Timetable, build, first_after
@@ -163,8 +163,8 @@ class Schedule(models.Model):
     planned_from = InstantField(null=True, blank=True, editable=False)
     fencing_token = models.BigIntegerField(_("fencing token"), default=0, editable=False)
     version = models.PositiveIntegerField(_("version"), default=1, editable=False)
-    created_at = InstantField(_("created"), default=django_timezone.now, editable=False)
-    updated_at = InstantField(_("updated"), default=django_timezone.now, editable=False)
+    created_at = InstantField(_("created"), default=utc_now, editable=False)
+    updated_at = InstantField(_("updated"), default=utc_now, editable=False)
 
     objects = ScheduleQuerySet.as_manager()
 
@@ -201,7 +201,7 @@ class Schedule(models.Model):
         """Write the person's columns and plan the next instant anew where they decide it.
 
         Raise StaleVersion when somebody saved the row since it was read. An instant that
-        is already past is never run because of an edit.
+        is already past is never run because of an edit. The nodes are told on commit.
         """
         if self._state.adding:
             self._plan_after_edit(database_now())
@@ -209,6 +209,7 @@ class Schedule(models.Model):
         else:
             self._save_guarded(options)
         self._planned = self._planning_values()
+        transaction.on_commit(wakeup.announce)
 
     def get_absolute_url(self) -> str:
         return reverse("distcron:schedule", args=[self.pk])
@@ -225,7 +226,7 @@ class Schedule(models.Model):
         if self.kind != self.Kind.INTERVAL:
             self.interval_seconds = None
         elif self.interval_anchor is None:
-            self.interval_anchor = django_timezone.now().replace(microsecond=0)
+            self.interval_anchor = utc_now().replace(microsecond=0)
         try:
             self.timetable()
         except TimetableError as error:
@@ -429,7 +430,7 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def active(self) -> RunQuerySet:
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
-        return self.filter(Q(state__in=["claimed", "running"]) | Q(state="queued", attempt__gt=0))
+        return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
     def queued_due(self) -> RunQuerySet:
         """Return queued runs whose time has come, oldest first."""
@@ -650,7 +651,7 @@ class Attempt(models.Model):
 class AuditEntry(models.Model):
     """Who did what to which object, and why. Rows are only ever added."""
 
-    at = InstantField(_("at"), default=django_timezone.now)
+    at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         on_delete=models.SET_NULL,

@@ -52,6 +52,8 @@ FLUSH_ROWS = 500
 PROGRESS_SECONDS = 1.0
 # Work is claimed ahead for this long at the rate of the last seconds, never more.
 CLAIM_AHEAD_SECONDS = 0.5
+# A node with enough claimed work reads the due schedules only this often.
+LOOK_SECONDS = 0.25
 BACKOFF_SECONDS = (0.2, 2.0)
 # After a cancel at the end of the drain, jobs have this long before they are killed.
 CANCEL_GRACE_SECONDS = 2.0
@@ -96,6 +98,7 @@ class Scheduler:
         self._progress: dict[int, tuple[float, str]] = {}
         self._progress_at = 0.0
         self._rate = _Rate(self._clock)
+        self._look_at = 0.0
         self._woken = threading.Event()
         self._stop_signals = 0
         self._stop_signal = 0
@@ -172,9 +175,23 @@ class Scheduler:
             self._sweep()
         if self._draining_until is not None or not self._keeper.may_claim:
             return min(FLUSH_SECONDS, self._config.poll_seconds)
+        self._start_ready()
+        if self._has_enough():
+            return min(FLUSH_SECONDS, self._config.poll_seconds)
         tick = self._claim()
         self._start_ready()
         return self._wait_after(tick)
+
+    def _has_enough(self) -> bool:
+        """Return True while there is claimed work for every slot; then look up only now and then.
+
+        Now and then, since occurrences of the schedules that run here are decided here.
+        """
+        now = self._clock.monotonic()
+        if len(self._ready) >= self._config.slots and now < self._look_at:
+            return True
+        self._look_at = now + LOOK_SECONDS
+        return False
 
     def _claim(self) -> Tick:
         node_id = self._keeper.node_id
@@ -512,9 +529,9 @@ class Scheduler:
 
 
 class _Rate:
-    """Runs that ended per second, over the last few seconds."""
+    """Runs that ended per second, over the last half second."""
 
-    WINDOW_SECONDS = 2.0
+    WINDOW_SECONDS = 0.5
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -275,15 +275,15 @@ def first_after(
 
 def latest(timetable: Timetable, *, after: datetime, until: datetime) -> datetime | None:
     """Return the newest instant with after < instant <= until, by bisection."""
-    low, high = _utc(after), _utc(until)
-    newest = timetable.next_after(low)
-    if newest is None or newest > high:
+    high = end = _utc(until)
+    newest = timetable.next_after(after)
+    if newest is None or newest > end:
         return None
     low = newest
     while high - low > _MICROSECOND:
         middle = low + (high - low) / 2
         found = timetable.next_after(middle)
-        if found is not None and found <= _utc(until):
+        if found is not None and found <= end:
             low = newest = found
         else:
             high = middle

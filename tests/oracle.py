@@ -68,18 +68,18 @@ class Rule:
 
     def _names_weekday(self, on: date) -> bool:
         weekday = on.isoweekday() % 7
-        if weekday in self._weekdays:
-            return True
-        for term in self._weekday.split(","):
-            if "#" in term:
-                named, nth = NAMES.get(term[:-2], term[:-2]), int(term[-1])
-                first = (on.day - 1) // 7 + 1
-                if int(named) % 7 == weekday and nth == first:
-                    return True
-            elif term[0] == "l" and int(term[1]) % 7 == weekday:
-                if (on + timedelta(days=7)).month != on.month:
-                    return True
-        return False
+        nth = (on.day - 1) // 7 + 1
+        is_last = (on + timedelta(days=7)).month != on.month
+        return weekday in self._weekdays or any(
+            weekday == _weekday_of(term) and (term[-1] == str(nth) if "#" in term else is_last)
+            for term in self._weekday.split(",")
+            if "#" in term or term[0] == "l"
+        )
+
+
+def _weekday_of(term: str) -> int:
+    name = term.partition("#")[0] if "#" in term else term[1:]
+    return int(NAMES.get(name, name)) % 7
 
 
 def plain(field: str, low: int, high: int) -> set[int]:
@@ -160,10 +160,8 @@ def change_days(name: str, first_year: int, last_year: int) -> list[int]:
 def random_rule(pick: random.Random) -> str:
     """Return a valid rule, dense around the hours at which clocks change."""
     minute = pick.choice(["*", f"*/{pick.randint(2, 31)}", _some(pick, 0, 59), _some(pick, 0, 59)])
-    hour = pick.choice(
-        ["*", f"*/{pick.randint(2, 9)}", "0-23", _some(pick, 0, 4), _some(pick, 0, 4)]
-        + [_some(pick, 0, 23), "23", "22,23,0", "1-3"]
-    )
+    few = [_some(pick, 0, 4), _some(pick, 0, 4), _some(pick, 0, 23), "23", "22,23,0", "1-3"]
+    hour = pick.choice(["*", f"*/{pick.randint(2, 9)}", "0-23", *few])
     day = pick.choice(["*"] * 6 + [f"*/{pick.randint(2, 9)}", _some(pick, 1, 31), "1-31", "L"])
     weekday = pick.choice(
         ["*"] * 6

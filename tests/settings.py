@@ -40,3 +40,6 @@ STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
+if os.environ.get("TEST_USE_TZ") == "0":
+    USE_TZ = False
+    TIME_ZONE = "America/New_York"

@@ -200,7 +200,8 @@ class ProcessPool:
             except OSError:
                 data = b""
             if not data:
-                self._selector.unregister(link.socket)
+                with contextlib.suppress(KeyError):  # it may have been read to its end before
+                    self._selector.unregister(link.socket)
                 return news
             for batch in link.reader.feed(data):
                 news.extend(self._news(link, item) for item in batch)

@@ -64,7 +64,9 @@ def recover() -> Recovered:
     skip = connection.features.has_select_for_update_skip_locked
     with transaction.atomic():
         rows = list(
-            Run.objects.orphaned().select_for_update(skip_locked=skip, of=_of_self()).order_by("pk")[:_BATCH]
+            Run.objects.orphaned()
+            .select_for_update(skip_locked=skip, of=_of_self())
+            .order_by("pk")[:_BATCH]
         )
         return _settle(rows, Run.Reason.NODE_DIED, unknown=Run.State.LOST, detail="")
 

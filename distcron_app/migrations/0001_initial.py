@@ -3,7 +3,7 @@
 import distcron_app.instants
 import distcron_app.models
 import django.db.models.deletion
-import django.utils.timezone
+import distcron_app.clock
 import uuid
 from django.conf import settings
 from django.db import migrations, models
@@ -121,8 +121,8 @@ class Migration(migrations.Migration):
                 ('planned_from', distcron_app.instants.InstantField(blank=True, editable=False, null=True)),
                 ('fencing_token', models.BigIntegerField(default=0, editable=False, verbose_name='fencing token')),
                 ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
-                ('created_at', distcron_app.instants.InstantField(default=django.utils.timezone.now, editable=False, verbose_name='created')),
-                ('updated_at', distcron_app.instants.InstantField(default=django.utils.timezone.now, editable=False, verbose_name='updated')),
+                ('created_at', distcron_app.instants.InstantField(default=distcron_app.clock.utc_now, editable=False, verbose_name='created')),
+                ('updated_at', distcron_app.instants.InstantField(default=distcron_app.clock.utc_now, editable=False, verbose_name='updated')),
             ],
             options={
                 'verbose_name': 'schedule',
@@ -142,7 +142,7 @@ class Migration(migrations.Migration):
             name='AuditEntry',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', distcron_app.instants.InstantField(default=django.utils.timezone.now, verbose_name='at')),
+                ('at', distcron_app.instants.InstantField(default=distcron_app.clock.utc_now, verbose_name='at')),
                 ('actor', models.CharField(max_length=150, verbose_name='actor')),
                 ('via', models.CharField(max_length=20, verbose_name='via')),
                 ('verb', models.CharField(max_length=30, verbose_name='verb')),

@@ -41,6 +41,13 @@ class RedisContract(LockContract):
         with server.client(LOCK_DATABASE) as client:
             assert client.zrange("test:{lock}-index", 0, -1) == [b"test:{lock}:schedule:2"]
 
+    def test_released_locks_leave_nothing_behind(self, backend, server):
+        backend.release(take(backend, "schedule:1").values())
+        take(backend, "schedule:2")
+        backend.force_release("schedule:2")
+        with server.client(LOCK_DATABASE) as client:
+            assert client.keys() == []
+
 
 class TestRedisLocks(RedisContract):
     @pytest.fixture

@@ -1,0 +1,12 @@
+"""The admin of distcron: schedules can be edited, history only read.
+
+schedules   the list and the form of schedules
+actions     run now, pause, resume, each with a page that asks first
+history     runs, nodes and audit entries
+display     how states, instants and JSON are shown
+"""
+
+from distcron_app.admin.history import AuditEntryAdmin, NodeAdmin, RunAdmin
+from distcron_app.admin.schedules import ScheduleAdmin
+
+__all__ = ["AuditEntryAdmin", "NodeAdmin", "RunAdmin", "ScheduleAdmin"]

@@ -1,0 +1,289 @@
+"""The list and the form of schedules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db import models, transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern, path
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from distcron_app import audit, operations, wakeup
+from distcron_app.admin import actions, display
+from distcron_app.errors import TimetableError
+from distcron_app.forms import ScheduleForm
+from distcron_app.models import Run, Schedule
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractUser
+    from django.utils.safestring import SafeString
+
+    _ScheduleAdmin = admin.ModelAdmin[Schedule]
+else:
+    _ScheduleAdmin = admin.ModelAdmin
+
+__all__ = ["ScheduleAdmin"]
+
+_PREVIEW_COUNT = 5
+_WHEN = gettext_lazy(
+    "Fill in what the kind needs: a cron expression, a number of seconds, or one instant."
+)
+
+
+class ScheduleChangeList(ChangeList):
+    """The page of schedules, each with its newest run; one more query for the whole page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        schedules: list[Any] = list(self.result_list)
+        wanted = [schedule.last_run_id for schedule in schedules if schedule.last_run_id]
+        runs = Run.objects.only("state", "reason", "finished_at", "due_at").in_bulk(wanted)
+        for schedule in schedules:
+            schedule.last_run = runs.get(schedule.last_run_id)
+        self.result_list = schedules
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(_ScheduleAdmin):
+    """Add, edit, run, pause and resume schedules.
+
+    The form writes what people may edit, guarded by the version, and the scheduler's
+    columns are never among it.
+    """
+
+    form = ScheduleForm
+    list_display = (
+        "state_shown",
+        "name_shown",
+        "rule_shown",
+        "next_run_shown",
+        "last_run_listed",
+    )
+    list_display_links = ("name_shown",)
+    list_filter = ("state", "kind", "job")
+    search_fields = ("name", "key", "job", "notes")
+    search_help_text = gettext_lazy("Name, key, job or notes")
+    show_full_result_count = False
+    list_per_page = 50
+    view_on_site = False
+    save_on_top = False
+    prepopulated_fields = {"key": ("name",)}
+    actions = ("run_selected", "pause_selected", "resume_selected")
+    readonly_fields = (
+        "state_shown",
+        "state_note",
+        "upcoming_shown",
+        "last_run_shown",
+        "arguments_shown",
+    )
+
+    class Media:
+        css = {"all": ["distcron/admin.css"]}
+
+    # --- what is shown ---
+
+    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Schedule]:
+        return Schedule.objects.with_last_run()
+
+    def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
+        return ScheduleChangeList
+
+    def get_fieldsets(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
+        what = ["name", "key", "job", "arguments"]
+        when = ["kind", "cron", "interval_seconds", "interval_anchor", "run_at", "timezone"]
+        more = ["starts_at", "ends_at", "delivery", "notes"]
+        if self._may_edit(request, obj):
+            more += ["seen_version", "overwrite"]
+        fieldsets: list[Any] = [
+            (gettext_lazy("What"), {"fields": what}),
+            (gettext_lazy("When"), {"fields": when, "description": _WHEN}),
+            (gettext_lazy("More"), {"fields": more}),
+        ]
+        if obj is not None:
+            now = ["state_shown", "state_note", "upcoming_shown", "last_run_shown"]
+            fieldsets.insert(0, (gettext_lazy("Now"), {"fields": now}))
+        if not self._may_edit(request, obj):
+            fieldsets[-3][1]["fields"] = [*what[:-1], "arguments_shown"]
+        return fieldsets
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: Schedule | None = None,
+        change: bool = False,
+        **options: Any,
+    ) -> type[ScheduleForm]:
+        form = cast("type[ScheduleForm]", super().get_form(request, obj, change, **options))
+        # The class is made for this request alone.
+        form.user = cast("AbstractUser", request.user)
+        return form
+
+    @admin.display(description=gettext_lazy("state"), ordering="state")
+    def state_shown(self, schedule: Schedule) -> SafeString:
+        return display.state(schedule)
+
+    @admin.display(description=gettext_lazy("name"), ordering="name")
+    def name_shown(self, schedule: Schedule) -> SafeString:
+        note = schedule.state_reason if schedule.state != Schedule.State.ACTIVE else ""
+        return format_html(
+            '{}<br><span class="distcron-quiet">{}</span>', schedule.name, note or schedule.job
+        )
+
+    @admin.display(description=gettext_lazy("rule"))
+    def rule_shown(self, schedule: Schedule) -> str:
+        return format_html(
+            '<span class="distcron-rule">{}</span><br><span class="distcron-quiet">{}</span>',
+            display.rule(schedule),
+            schedule.timezone,
+        )
+
+    @admin.display(description=gettext_lazy("next run"), ordering="next_run_at")
+    def next_run_shown(self, schedule: Schedule) -> str:
+        return display.instant(schedule.next_run_at, display.place_of(schedule))
+
+    @admin.display(description=gettext_lazy("last run"))
+    def last_run_listed(self, schedule: Any) -> str:
+        run: Run | None = schedule.last_run
+        if run is None:
+            return _("never")
+        ago = display.relative(run.finished_at or run.due_at, display.place_of(schedule))
+        return format_html("{} {}", display.link(run, display.state(run)), ago)
+
+    @admin.display(description=gettext_lazy("last run"))
+    def last_run_shown(self, schedule: Any) -> str:
+        run = Run.objects.filter(pk=schedule.last_run_id).first()
+        if run is None:
+            return _("never")
+        moment = display.instant(run.finished_at or run.due_at, display.place_of(schedule))
+        return format_html("{} {}", display.link(run, display.state(run)), moment)
+
+    @admin.display(description=gettext_lazy("why"))
+    def state_note(self, schedule: Schedule) -> str:
+        if schedule.state == Schedule.State.ACTIVE:
+            return "–"
+        by = _("by %s") % schedule.state_by if schedule.state_by else ""
+        at = display.instant(schedule.state_at) if schedule.state_at else ""
+        return format_html("{} {} {}", schedule.state_reason, by, at)
+
+    @admin.display(description=gettext_lazy("next runs"))
+    def upcoming_shown(self, schedule: Schedule) -> str:
+        try:
+            instants = schedule.upcoming(_PREVIEW_COUNT)
+        except TimetableError as error:
+            return str(error)
+        if not instants:
+            return _("None while the schedule is not active.")
+        place = display.place_of(schedule)
+        rows = ((display.instant_with_utc(each, place),) for each in instants)
+        return format_html(
+            '<ul class="distcron-runs">{}</ul>', format_html_join("", "<li>{}</li>", rows)
+        )
+
+    @admin.display(description=gettext_lazy("arguments"))
+    def arguments_shown(self, schedule: Schedule) -> str:
+        return display.json_block(audit.masked({"arguments": schedule.arguments})["arguments"])
+
+    # --- add, change, delete ---
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Schedule | None:
+        if request.method == "POST":
+            # Held until the commit, so that nobody saves between the check and the write.
+            schedule = super().get_object(request, object_id, from_field)
+            if schedule is not None:
+                list(Schedule.objects.select_for_update().filter(pk=schedule.pk).values("pk"))
+        return super().get_object(request, object_id, from_field)
+
+    def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
+        before, after = audit.changes(form.before, audit.snapshot(obj))
+        is_broken = obj.state in (Schedule.State.INVALID, Schedule.State.EXHAUSTED)
+        if change and not after and not is_broken:
+            return
+        obj.save()
+        user = cast("AbstractUser", request.user)
+        audit.record(
+            actor=user.get_username(),
+            user=user,
+            via="admin",
+            verb="change" if change else "add",
+            target=obj,
+            before=before if change else None,
+            after=after,
+        )
+        transaction.on_commit(wakeup.announce)
+
+    def log_addition(self, request: HttpRequest, obj: Schedule, message: Any) -> Any:
+        """Write nothing: ``save_model`` has written the audit entry and its LogEntry."""
+
+    def log_change(self, request: HttpRequest, obj: Schedule, message: Any) -> Any:
+        """Write nothing: ``save_model`` has written the audit entry and its LogEntry."""
+
+    def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
+        user = cast("AbstractUser", request.user)
+        for schedule in queryset:
+            audit.record(
+                actor=user.get_username(),
+                user=user,
+                via="admin",
+                verb="delete",
+                target=schedule,
+                before=audit.snapshot(schedule),
+            )
+        transaction.on_commit(wakeup.announce)
+
+    # --- actions ---
+
+    def has_run_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(operations.RUN_SCHEDULE)
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(operations.PAUSE_SCHEDULE)
+
+    @admin.action(description=gettext_lazy("Run now…"), permissions=["run"])
+    def run_selected(
+        self, request: HttpRequest, queryset: models.QuerySet[Schedule]
+    ) -> HttpResponseBase:
+        return actions.confirm(self, request, "run", _ids(queryset))
+
+    @admin.action(description=gettext_lazy("Pause…"), permissions=["pause"])
+    def pause_selected(
+        self, request: HttpRequest, queryset: models.QuerySet[Schedule]
+    ) -> HttpResponseBase:
+        return actions.confirm(self, request, "pause", _ids(queryset))
+
+    @admin.action(description=gettext_lazy("Resume…"), permissions=["pause"])
+    def resume_selected(
+        self, request: HttpRequest, queryset: models.QuerySet[Schedule]
+    ) -> HttpResponseBase:
+        return actions.confirm(self, request, "resume", _ids(queryset))
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.act_view)
+        return [path("act/<str:verb>/", view, name="distcron_schedule_act"), *super().get_urls()]
+
+    def act_view(self, request: HttpRequest, verb: str) -> HttpResponseBase:
+        """Ask, and on the POST of that page act; the buttons of a schedule's page lead here."""
+        return actions.confirm(self, request, verb)
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **options: Any
+    ) -> HttpResponse:
+        schedule = context.get("original")
+        context["distcron_tools"] = [] if schedule is None else actions.tools(request, schedule)
+        return super().render_change_form(request, context, *args, **options)
+
+    def _may_edit(self, request: HttpRequest, obj: Schedule | None) -> bool:
+        if obj is None:
+            return self.has_add_permission(request)
+        return self.has_change_permission(request, obj)
+
+
+def _ids(queryset: models.QuerySet[Schedule]) -> list[int]:
+    return list(queryset.order_by().values_list("pk", flat=True))

@@ -1,0 +1,245 @@
+"""What people do to schedules besides editing them: run now, pause, resume.
+
+Admin, pages and command line call these, so that all three behave alike: each change
+is one transaction together with its audit entry, nodes are told on commit, and a form
+that is sent twice acts once. Who may do what is checked by the callers, with the
+permissions named here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
+
+from distcron_app import audit, lifecycle, registry, wakeup
+from distcron_app.errors import ScheduleBusy, UnknownJob
+from distcron_app.instants import database_now
+from distcron_app.models import AuditEntry, Run, Schedule
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractBaseUser
+    from django.db.models import QuerySet
+
+__all__ = [
+    "MANAGE_SCHEDULES",
+    "PAUSE_SCHEDULE",
+    "RUN_SCHEDULE",
+    "VIEW_DASHBOARD",
+    "VIEW_OUTPUT",
+    "StateChange",
+    "job_permission",
+    "pause",
+    "resume",
+    "run_now",
+]
+
+RUN_SCHEDULE = "distcron.run_schedule"
+PAUSE_SCHEDULE = "distcron.pause_schedule"
+MANAGE_SCHEDULES = "distcron.change_schedule"
+VIEW_DASHBOARD = "distcron.view_dashboard"
+VIEW_OUTPUT = "distcron.view_output"
+
+REASON_LENGTH = 500
+_STATE_FIELDS = ("state", "state_reason", "state_by", "state_at")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StateChange:
+    """What a pause or resume did; ``unchanged`` already stood where they were wanted."""
+
+    changed: tuple[Schedule, ...] = ()
+    unchanged: tuple[Schedule, ...] = ()
+
+
+def job_permission(job: str) -> str | None:
+    """Return the permission that the job itself asks for, or None; None for unknown jobs too."""
+    try:
+        return registry.get(job).permission
+    except UnknownJob:
+        return None
+
+
+def run_now(
+    schedule: Schedule,
+    *,
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    reason: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+) -> Run:
+    """Queue one run outside the timetable and return it; also for a paused schedule.
+
+    The same idempotency key returns the same run. Raise ScheduleBusy when a run is queued
+    or active, UnknownJob or InvalidArguments for what could not start.
+    """
+    _check_reason(reason)
+    key = _row_key("run_now", schedule.pk, idempotency_key)
+    earlier = _run_of(key)
+    if earlier is not None:
+        return earlier
+    job = registry.get(schedule.job)
+    job.check(schedule.arguments if arguments is None else job.dump(arguments))
+    try:
+        with transaction.atomic():
+            run = lifecycle.queue_manual(schedule, by=actor[:150], arguments=arguments)
+            audit.record(
+                actor=actor,
+                user=user,
+                via=via,
+                verb="run_now",
+                target=schedule,
+                reason=reason,
+                after={"run": run.pk, "arguments": run.arguments},
+                idempotency_key=key,
+            )
+    except (IntegrityError, ScheduleBusy):
+        # The other click of a double click committed between the look-up and the lock.
+        earlier = _run_of(key)
+        if earlier is None:
+            raise
+        return earlier
+    transaction.on_commit(wakeup.announce)
+    return run
+
+
+def pause(
+    schedules: Iterable[Schedule],
+    *,
+    reason: str,
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    idempotency_key: str | None = None,
+) -> StateChange:
+    """Stop the timetables of ``schedules`` until they are resumed; active runs go on.
+
+    Raise ValueError without a reason. After the commit no node claims an occurrence.
+    """
+    if not reason.strip():
+        raise ValueError(_("Reason: missing. Say why, for whoever finds the schedule paused."))
+
+    def stop(schedule: Schedule) -> bool:
+        if schedule.state == Schedule.State.PAUSED:
+            return False
+        schedule.state, schedule.state_reason = Schedule.State.PAUSED, reason.strip()
+        return True
+
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    return _change_all(schedules, "pause", stop, author, idempotency_key)
+
+
+def resume(
+    schedules: Iterable[Schedule],
+    *,
+    reason: str = "",
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    idempotency_key: str | None = None,
+) -> StateChange:
+    """Let the timetables of paused ``schedules`` go on from now.
+
+    What came due while they were paused is never run. A row that cannot run any more
+    becomes invalid or finished, with the reason.
+    """
+
+    def go_on(schedule: Schedule) -> bool:
+        if schedule.state != Schedule.State.PAUSED:
+            return False
+        schedule.state, schedule.state_reason = Schedule.State.ACTIVE, ""
+        return True
+
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    return _change_all(schedules, "resume", go_on, author, idempotency_key)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Author:
+    actor: str
+    user: AbstractBaseUser | None
+    via: audit.Via
+    reason: str
+
+
+def _change_all(
+    schedules: Iterable[Schedule],
+    verb: str,
+    change: Callable[[Schedule], bool],
+    author: _Author,
+    idempotency_key: str | None,
+) -> StateChange:
+    _check_reason(author.reason)
+    changed: list[Schedule] = []
+    unchanged: list[Schedule] = []
+    with transaction.atomic():
+        # In key order, as the claim locks them; what was deleted meanwhile is left out.
+        rows = Schedule.objects.select_for_update().filter(pk__in=[row.pk for row in schedules])
+        for schedule in rows.order_by("pk"):
+            key = _row_key(verb, schedule.pk, idempotency_key)
+            # A form sent again after somebody else reversed it must not act again.
+            is_repeated = key is not None and _entries(key).exists()
+            if is_repeated or not _change_state(schedule, verb, change, author, key):
+                unchanged.append(schedule)
+            else:
+                changed.append(schedule)
+    if changed:
+        transaction.on_commit(wakeup.announce)
+    return StateChange(changed=tuple(changed), unchanged=tuple(unchanged))
+
+
+def _change_state(
+    schedule: Schedule,
+    verb: str,
+    change: Callable[[Schedule], bool],
+    author: _Author,
+    key: str | None,
+) -> bool:
+    before = audit.snapshot(schedule)
+    if not change(schedule):
+        return False
+    schedule.state_by, schedule.state_at = author.actor[:150], database_now()
+    schedule.save(update_fields=_STATE_FIELDS)
+    old, new = audit.changes(before, audit.snapshot(schedule))
+    audit.record(
+        actor=author.actor,
+        user=author.user,
+        via=author.via,
+        verb=verb,
+        target=schedule,
+        reason=author.reason,
+        before=old,
+        after=new,
+        idempotency_key=key,
+    )
+    return True
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > REASON_LENGTH:
+        message = _("Reason: %(length)s characters, allowed %(limit)s. Shorten it.")
+        raise ValueError(message % {"length": len(reason), "limit": REASON_LENGTH})
+
+
+def _row_key(verb: str, pk: int, idempotency_key: str | None) -> str | None:
+    """Return the key of one row of a form that may name many; always 64 characters."""
+    if not idempotency_key:
+        return None
+    return hashlib.sha256(f"{verb}:{pk}:{idempotency_key}".encode()).hexdigest()
+
+
+def _entries(key: str) -> QuerySet[AuditEntry]:
+    return AuditEntry.objects.filter(idempotency_key=key)
+
+
+def _run_of(key: str | None) -> Run | None:
+    entry = None if key is None else _entries(key).first()
+    if entry is None or entry.after is None:
+        return None
+    return Run.objects.filter(pk=entry.after["run"]).first()

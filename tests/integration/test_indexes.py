@@ -1,0 +1,70 @@
+"""The queries of the hot path find an index, whatever the size of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from distcron_app.models import Run, Schedule
+from tests.factories import make_schedule
+
+SQLITE_INDEXES = ["distcron_run_history"] if connection.vendor == "sqlite" else []
+
+pytestmark = pytest.mark.django_db
+
+
+def plan_of(queryset: Any) -> str:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL enable_seqscan = off")
+        if connection.vendor != "mysql":
+            cursor.execute("ANALYZE distcron_run")
+    return str(queryset.explain())
+
+
+def indexes_used(plan: str, names: Sequence[str]) -> bool:
+    return any(name in plan for name in names)
+
+
+def fill_history() -> Schedule:
+    schedules = [make_schedule() for _ in range(50)]
+    Run.objects.bulk_create(
+        Run(
+            schedule=schedule,
+            schedule_name="x",
+            job="x",
+            delivery="at_most_once",
+            due_at=schedule.created_at,
+            state="succeeded",
+        )
+        for schedule in schedules
+        for _ in range(100)
+    )
+    return schedules[25]
+
+
+def test_the_overlap_check_reads_open_runs_only() -> None:
+    schedule = fill_history()
+    plan = plan_of(Run.objects.filter(state__in=Run.OPEN_STATES, schedule__in=[schedule.pk]))
+    # SQLite uses no partial index for parameters; the schedule's own rows are few there.
+    assert indexes_used(plan, ["distcron_run_open", *SQLITE_INDEXES])
+
+
+def test_queued_runs_are_found_by_index() -> None:
+    fill_history()
+    names = ["distcron_run_open", "distcron_run_open_due"]
+    assert indexes_used(plan_of(Run.objects.queued_due()), names)
+
+
+def test_due_schedules_are_found_by_index() -> None:
+    make_schedule()
+    assert indexes_used(plan_of(Schedule.objects.due()), ["distcron_schedule_due"])
+
+
+def test_the_history_of_a_schedule_is_read_in_order_by_index() -> None:
+    schedule = fill_history()
+    plan = plan_of(Run.objects.filter(schedule=schedule.pk).order_by("-id")[:50])
+    assert indexes_used(plan, ["distcron_run_history"])

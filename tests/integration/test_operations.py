@@ -1,0 +1,222 @@
+"""run now, pause and resume: idempotent, audited, and never a run of the past."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+
+from distcron_app import operations
+from distcron_app.errors import InvalidArguments, ScheduleBusy, UnknownJob
+from distcron_app.instants import database_now
+from distcron_app.models import AuditEntry, Run, Schedule
+from tests.factories import make_run, make_schedule, make_user
+
+pytestmark = pytest.mark.django_db
+
+WHO = {"actor": "siti", "via": "cli"}
+
+
+def test_run_now_queues_one_manual_run() -> None:
+    schedule = make_schedule(arguments={})
+    run = operations.run_now(schedule, **WHO)
+    stored = Run.objects.get(pk=run.pk)
+    assert (stored.state, stored.trigger, stored.triggered_by) == ("queued", "manual", "siti")
+    assert stored.scheduled_at is None
+
+
+def test_run_now_twice_with_one_key_returns_the_same_run() -> None:
+    schedule = make_schedule()
+    first = operations.run_now(schedule, idempotency_key="k", **WHO)
+    second = operations.run_now(schedule, idempotency_key="k", **WHO)
+    assert first.pk == second.pk
+    assert Run.objects.count() == 1
+
+
+def test_run_now_with_an_old_key_returns_the_finished_run() -> None:
+    schedule = make_schedule()
+    first = operations.run_now(schedule, idempotency_key="k", **WHO)
+    Run.objects.filter(pk=first.pk).update(state="succeeded")
+    assert operations.run_now(schedule, idempotency_key="k", **WHO).pk == first.pk
+    assert Run.objects.count() == 1
+
+
+def test_one_key_names_one_run_of_each_schedule() -> None:
+    runs = {operations.run_now(make_schedule(), idempotency_key="k", **WHO).pk for _ in range(2)}
+    assert len(runs) == 2
+
+
+def test_run_now_is_refused_while_a_run_is_active() -> None:
+    schedule = make_schedule()
+    active = make_run(schedule=schedule, state="running")
+    with pytest.raises(ScheduleBusy, match=f"busy, blocked by run {active.pk}"):
+        operations.run_now(schedule, idempotency_key="k", **WHO)
+    assert AuditEntry.objects.count() == 0
+
+
+def test_run_now_works_on_a_paused_schedule_and_leaves_it_paused() -> None:
+    schedule = make_schedule(state="paused")
+    operations.run_now(schedule, **WHO)
+    assert Schedule.objects.get().state == "paused"
+
+
+def test_run_now_refuses_an_unknown_job_before_it_writes() -> None:
+    schedule = make_schedule()
+    Schedule.objects.update(job="gone")
+    schedule.refresh_from_db()
+    with pytest.raises(UnknownJob):
+        operations.run_now(schedule, **WHO)
+    assert Run.objects.count() == 0
+
+
+def test_run_now_refuses_arguments_that_do_not_fit() -> None:
+    schedule = make_schedule(job="project.demo.greet", arguments={"name": "Ani"})
+    with pytest.raises(InvalidArguments, match="language"):
+        operations.run_now(schedule, arguments={"name": "Ani", "language": "xx"}, **WHO)
+    assert Run.objects.count() == 0
+
+
+def test_run_now_takes_arguments_for_this_run_alone() -> None:
+    schedule = make_schedule(job="project.demo.greet", arguments={"name": "Ani"})
+    run = operations.run_now(schedule, arguments={"name": "Budi"}, **WHO)
+    assert Run.objects.get(pk=run.pk).arguments == {"name": "Budi"}
+    assert Schedule.objects.get().arguments == {"name": "Ani"}
+
+
+def test_pause_keeps_who_why_and_when() -> None:
+    schedule = make_schedule()
+    before = database_now() - timedelta(seconds=1)
+    operations.pause([schedule], reason="migration", **WHO)
+    stored = Schedule.objects.get()
+    assert (stored.state, stored.state_reason, stored.state_by) == ("paused", "migration", "siti")
+    assert stored.state_at is not None and stored.state_at > before
+    assert stored.next_run_at is None
+
+
+def test_pause_without_a_reason_is_refused() -> None:
+    schedule = make_schedule()
+    with pytest.raises(ValueError, match="Reason: missing"):
+        operations.pause([schedule], reason="  ", **WHO)
+    assert Schedule.objects.get().state == "active"
+
+
+def test_a_reason_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="501 characters, allowed 500"):
+        operations.pause([make_schedule()], reason="x" * 501, **WHO)
+
+
+def test_pausing_a_paused_schedule_is_reported_as_unchanged() -> None:
+    schedule = make_schedule()
+    operations.pause([schedule], reason="first", **WHO)
+    again = operations.pause([schedule], reason="second", **WHO)
+    assert again.changed == () and [row.pk for row in again.unchanged] == [schedule.pk]
+    assert Schedule.objects.get().state_reason == "first"
+    assert AuditEntry.objects.count() == 1
+
+
+def test_resuming_an_active_schedule_is_reported_as_unchanged() -> None:
+    schedule = make_schedule()
+    again = operations.resume([schedule], **WHO)
+    assert again.changed == () and len(again.unchanged) == 1
+    assert AuditEntry.objects.count() == 0
+
+
+def test_a_pause_that_is_sent_again_after_a_resume_does_not_act_again() -> None:
+    schedule = make_schedule()
+    operations.pause([schedule], reason="r", idempotency_key="k", **WHO)
+    operations.resume([schedule], **WHO)
+    operations.pause([schedule], reason="r", idempotency_key="k", **WHO)
+    assert Schedule.objects.get().state == "active"
+
+
+def test_resume_plans_from_now() -> None:
+    schedule = make_schedule(kind="interval", interval_seconds=3600)
+    operations.pause([schedule], reason="r", **WHO)
+    now = database_now()
+    operations.resume([schedule], **WHO)
+    stored = Schedule.objects.get()
+    assert stored.state == "active" and stored.state_reason == ""
+    assert stored.next_run_at is not None and stored.next_run_at > now
+
+
+def test_resuming_a_row_that_cannot_run_any_more_makes_it_invalid() -> None:
+    schedule = make_schedule()
+    operations.pause([schedule], reason="r", **WHO)
+    Schedule.objects.update(job="gone")
+    operations.resume([schedule], **WHO)
+    stored = Schedule.objects.get()
+    assert stored.state == "invalid" and "'gone': not registered" in stored.state_reason
+
+
+def test_a_person_who_edits_meanwhile_is_not_overwritten_by_a_pause() -> None:
+    stale = make_schedule(name="old")
+    Schedule.objects.update(name="new")
+    operations.pause([stale], reason="r", **WHO)
+    assert Schedule.objects.get().name == "new"
+
+
+def test_a_deleted_schedule_is_left_out() -> None:
+    schedule = make_schedule()
+    Schedule.objects.all().delete()
+    assert operations.pause([schedule], reason="r", **WHO) == operations.StateChange()
+
+
+def test_every_change_is_audited_with_before_and_after() -> None:
+    schedule = make_schedule()
+    operations.pause([schedule], reason="migration", **WHO)
+    entry = AuditEntry.objects.get()
+    assert (entry.verb, entry.actor, entry.via, entry.reason) == (
+        "pause",
+        "siti",
+        "cli",
+        "migration",
+    )
+    assert (entry.object_type, entry.object_id) == ("schedule", str(schedule.pk))
+    assert entry.before == {"state": "active", "state_reason": ""}
+    assert entry.after == {"state": "paused", "state_reason": "migration"}
+
+
+def test_secret_arguments_are_masked_when_written() -> None:
+    schedule = make_schedule(job="tests.call_api", arguments={"api_key": "s3cret-value"})
+    run = operations.run_now(schedule, **WHO)
+    assert AuditEntry.objects.get().after == {"run": run.pk, "arguments": {"api_key": "••••"}}
+    assert Run.objects.get().arguments == {"api_key": "s3cret-value"}
+
+
+def test_a_known_user_gets_a_log_entry() -> None:
+    user = make_user(username="siti")
+    schedule = make_schedule()
+    operations.pause([schedule], reason="migration", user=user, **WHO)
+    entry = LogEntry.objects.get()
+    assert (entry.user_id, entry.object_id) == (user.pk, str(schedule.pk))
+    assert "migration" in entry.change_message
+
+
+def test_no_log_entry_without_a_user() -> None:
+    operations.pause([make_schedule()], reason="r", **WHO)
+    assert LogEntry.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ten_simultaneous_clicks_of_one_form_make_one_run() -> None:
+    schedule = make_schedule()
+    start = threading.Barrier(10)
+    runs: list[int] = []
+
+    def click() -> None:
+        try:
+            start.wait(10)
+            runs.append(operations.run_now(schedule, idempotency_key="k", **WHO).pk)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=click) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(runs) == 10 and len(set(runs)) == 1
+    assert Run.objects.count() == AuditEntry.objects.count() == 1

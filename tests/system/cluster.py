@@ -321,6 +321,11 @@ class Cluster:
             self._watched[schedule_id] = (every, first, row["delivery"])
         return schedule_id
 
+    def watch(self, key: str, *, every: float, first: datetime) -> None:
+        """Check a schedule that was inserted by other means, from its instant ``first`` on."""
+        row = self.schedule(key)
+        self._watched[row["id"]] = (every, first, row["delivery"])
+
     def gate(self, name: str = "gate") -> Path:
         """Return the path of a file that lets jobs ``hold`` end once it exists."""
         return self.folder / name

@@ -33,9 +33,7 @@ def a_run(number: int, at: datetime, state: str = "succeeded", **values: Any) ->
 
 def marks(number: int, at: datetime, began: float, **values: Any) -> tuple[Mark, Mark]:
     values = {"attempt": 1, "fencing_token": number, "ended": began + 0.1, **values}
-    effect = Mark(
-        kind="effect", schedule_id=7, scheduled_at=at, node_pid=1, began=began, **values
-    )
+    effect = Mark(kind="effect", schedule_id=7, scheduled_at=at, node_pid=1, began=began, **values)
     return dataclasses.replace(effect, kind="begin", ended=began), effect
 
 

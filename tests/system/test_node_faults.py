@@ -192,9 +192,7 @@ def test_a_job_that_holds_the_interpreter_past_the_lease_does_not_make_its_node_
     cluster: Cluster,
 ) -> None:
     nodes = cluster.start_nodes(2)
-    cluster.add(
-        "hog", "hog", every=3600, arguments={"letters": letters_for(1.5 * LEASE_SECONDS)}
-    )
+    cluster.add("hog", "hog", every=3600, arguments={"letters": letters_for(1.5 * LEASE_SECONDS)})
     done = cluster.wait_for_run("hog", state="succeeded")
 
     (mark,) = [mark for mark in cluster.marks() if mark.kind == "effect"]

@@ -44,6 +44,12 @@ def _append(kind: str, context: JobContext, began: float, ended: float) -> None:
         os.close(file)
 
 
+def _wait_for(gate: str) -> None:
+    never = threading.Event()
+    while not Path(gate).exists():
+        never.wait(LOOK_SECONDS)
+
+
 @job
 def touch(context: JobContext) -> str:
     """Do next to nothing."""
@@ -55,9 +61,7 @@ def touch(context: JobContext) -> str:
 def hold(context: JobContext, gate: str) -> str:
     """Work until the file ``gate`` exists, deaf to every request to stop."""
     with traced(context):
-        never = threading.Event()
-        while not Path(gate).exists():
-            never.wait(LOOK_SECONDS)
+        _wait_for(gate)
         return "held"
 
 
@@ -70,8 +74,9 @@ def hog(context: JobContext, letters: int) -> str:
 
 
 @job
-def greet(context: JobContext, text: str) -> str:
-    """Write and return ``text``."""
+def greet(context: JobContext, text: str, gate: str) -> str:
+    """Write and return ``text`` once the file ``gate`` exists."""
     with traced(context):
+        _wait_for(gate)
         print(text)
         return text

@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
     # WhiteNoise looks for collected files, which the live server does not need.
-    pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")

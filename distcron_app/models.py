@@ -29,6 +29,7 @@ from distcron_app.clock import utc_now
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.timetable import MAX_TEXT, Timetable, build, first_after
+from distcron_app.wording import describe
 
 __all__ = ["Attempt", "AuditEntry", "Node", "Run", "RunOutput", "Schedule"]
 
@@ -268,6 +269,13 @@ class Schedule(models.Model):
             interval_anchor=self.interval_anchor,
             run_at=self.run_at,
         )
+
+    def in_words(self) -> str:
+        """Return the rule in words, in the active language; as it is stored where it is invalid."""
+        try:
+            return describe(self.timetable(), timezone=self.timezone)
+        except TimetableError:
+            return self.cron or str(self.get_kind_display())
 
     def first_after(self, instant: datetime) -> datetime | None:
         """Return the first instant after ``instant`` within the bounds, or None."""

@@ -26,7 +26,6 @@ __all__ = [
     "link",
     "place_of",
     "relative",
-    "rule",
     "state",
 ]
 
@@ -97,15 +96,6 @@ def state(obj: models.Model) -> SafeString:
         _ICONS.get(value, ""),
         getattr(obj, "get_state_display")(),  # noqa: B009 - made by Django for the choices
     )
-
-
-def rule(schedule: Schedule) -> str:
-    """Return the rule of a schedule as text."""
-    if schedule.kind == Schedule.Kind.CRON:
-        return schedule.cron
-    if schedule.kind == Schedule.Kind.INTERVAL:
-        return _("every %s seconds") % schedule.interval_seconds
-    return str(schedule.get_kind_display())
 
 
 def link(obj: models.Model, text: object, view: str = "change") -> SafeString:

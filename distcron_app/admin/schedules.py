@@ -139,10 +139,11 @@ class ScheduleAdmin(_ScheduleAdmin):
 
     @admin.display(description=gettext_lazy("rule"))
     def rule_shown(self, schedule: Schedule) -> str:
+        stored = f"{schedule.cron} · {schedule.timezone}" if schedule.cron else schedule.timezone
         return format_html(
             '<span class="distcron-rule">{}</span><br><span class="distcron-quiet">{}</span>',
-            display.rule(schedule),
-            schedule.timezone,
+            schedule.in_words(),
+            stored,
         )
 
     @admin.display(description=gettext_lazy("next run"), ordering="next_run_at")

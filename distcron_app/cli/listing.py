@@ -14,10 +14,8 @@ from django.utils.translation import gettext_lazy
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Cell, Column, Console
 from distcron_app.cli.lookup import filtered, rule_text
-from distcron_app.errors import TimetableError
 from distcron_app.instants import database_now
 from distcron_app.models import Run, Schedule, ScheduleQuerySet
-from distcron_app.wording import describe
 
 __all__ = ["show_schedules"]
 
@@ -94,7 +92,7 @@ def _row(line: _Line, zone: str) -> list[Cell | str]:
     return [
         _state(line),
         schedule.key,
-        _when(schedule),
+        schedule.in_words(),
         _last(line),
         _next(line, zone or schedule.timezone),
         schedule.job,
@@ -112,13 +110,6 @@ def _state(line: _Line) -> Cell:
     if line.is_failing:
         return states.cell("failing", _("failing"))
     return states.cell(state, states.schedule_label(state))
-
-
-def _when(schedule: Schedule) -> str:
-    try:
-        return describe(schedule.timetable(), timezone=schedule.timezone)
-    except TimetableError:
-        return rule_text(schedule)
 
 
 def _last(line: _Line) -> Cell:
@@ -150,7 +141,7 @@ def _facts(line: _Line) -> dict[str, Any]:
         "kind": schedule.kind,
         "rule": rule_text(schedule),
         "timezone": schedule.timezone,
-        "words": _when(schedule),
+        "words": schedule.in_words(),
         "next_run_at": times.iso(schedule.next_run_at),
         "active_run_id": line.active_run_id,
         "last_outcome": run

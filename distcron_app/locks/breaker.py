@@ -94,7 +94,11 @@ class Breaker(LockBackend):
     def _note_failure(self, cause: str) -> None:
         with self._mutex:
             self._failures += 1
-            if self.state == "open" or self._failures < _FAILURES_TO_OPEN:
+            if self.state == "open":
+                # A hung backend takes longer to fail than the pause between probes.
+                self._probed_at = self._clock.monotonic()
+                return
+            if self._failures < _FAILURES_TO_OPEN:
                 return
             self._change("open")
             self._probed_at = self.since

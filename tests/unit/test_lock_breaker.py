@@ -92,6 +92,23 @@ def test_open_breaker_asks_once_per_second(breaker, backend, clock):
     assert backend.asked == 4
 
 
+def test_next_probe_waits_a_second_after_one_that_hung(breaker, backend, clock, monkeypatch):
+    backend.is_down = True
+    fail(breaker, 2)
+
+    def hang() -> float:
+        backend.asked += 1
+        clock.seconds += 3.0
+        raise LockUnavailable("memory", "no answer")
+
+    monkeypatch.setattr(backend, "ping", hang)
+    clock.seconds = 101.0
+    fail(breaker, 1)
+    clock.seconds = 104.9
+    fail(breaker, 1)
+    assert backend.asked == 3
+
+
 def test_successful_probe_closes_it(breaker, backend, clock):
     backend.is_down = True
     fail(breaker, 2)

@@ -1,0 +1,1 @@
+"""The app that the nodes of the system tests have installed."""

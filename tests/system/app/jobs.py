@@ -1,0 +1,82 @@
+"""Jobs that leave a trace outside the database and Redis.
+
+Each appends a line when it begins and a line when it has had its effect, by one write to
+a file opened with O_APPEND, so that lines of many processes never mix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from distcron_app import JobContext, job
+from tests.system.app import failpoints
+
+LOOK_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def traced(context: JobContext) -> Iterator[None]:
+    """Write the begin before the block and the effect after it, unless it raises."""
+    began = time.monotonic()
+    _append("begin", context, began, began)
+    failpoints.reach("in_job")
+    yield
+    _append("effect", context, began, time.monotonic())
+    failpoints.reach("after_effect")
+
+
+def _append(kind: str, context: JobContext, began: float, ended: float) -> None:
+    at = context.scheduled_at.isoformat()
+    facts = [kind, context.schedule_id, at, context.attempt, context.fencing_token]
+    line = " ".join(map(str, [*facts, failpoints.NODE_PID, os.getpid(), began, ended]))
+    file = os.open(
+        os.environ["DISTCRON_SYSTEM_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+    )
+    try:
+        os.write(file, line.encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def _wait_for(gate: str) -> None:
+    never = threading.Event()
+    while not Path(gate).exists():
+        never.wait(LOOK_SECONDS)
+
+
+@job
+def touch(context: JobContext) -> str:
+    """Do next to nothing."""
+    with traced(context):
+        return "touched"
+
+
+@job
+def hold(context: JobContext, gate: str) -> str:
+    """Work until the file ``gate`` exists, deaf to every request to stop."""
+    with traced(context):
+        _wait_for(gate)
+        return "held"
+
+
+@job
+def hog(context: JobContext, letters: int) -> str:
+    """Hold the interpreter in one call whose time doubles with each letter."""
+    with traced(context):
+        re.match(r"(a+)+$", "a" * letters + "b")
+        return "hogged"
+
+
+@job
+def greet(context: JobContext, text: str, gate: str) -> str:
+    """Write and return ``text`` once the file ``gate`` exists."""
+    with traced(context):
+        _wait_for(gate)
+        print(text)
+        return text

@@ -16,7 +16,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("conf", "signals", "zones", "cron_grammar", "context", "instants", "capture"),
     ("cron_calendar", "arguments", "wakeup", "locks"),
     ("timetable", "registry", "leases", "lock_checks"),
-    ("__init__", "models", "wording", "runner", "console", "checks", "builtin_jobs"),
+    ("__init__", "wording", "runner", "console", "checks", "builtin_jobs"),
+    ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
     ("operations", "keeper", "dispatch", "maintenance", "filters"),
     ("scheduler", "forms"),
@@ -90,7 +91,7 @@ def test_no_module_is_in_two_layers() -> None:
 
 def test_the_architecture_page_shows_these_layers() -> None:
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| (\d) \| (.*?) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", page, re.MULTILINE)
     shown = {int(number): set(re.findall(r"`(\w+)/?`", modules)) for number, modules in rows}
     units = {source.unit for source in sources()} - {"__init__", "migrations"}
     assert shown == {number: units.intersection(layer) for number, layer in enumerate(LAYERS)}

@@ -127,7 +127,7 @@ class Dispatcher:
             wait_seconds=0.0 if more and (claimed.runs or claimed.skipped) else wait,
         )
 
-    def claim_queued(self, node_id: UUID, capacity: int) -> list[ClaimedRun]:
+    def claim_queued(self, node_id: UUID, capacity: int) -> Claimed:
         """Claim queued runs (by hand, given back, recovered) whose time has come."""
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
         rows = list(
@@ -143,7 +143,7 @@ class Dispatcher:
         chosen = [row for pk, row in oldest.items() if pk not in here]
         chosen = chosen[:capacity]
         if not chosen:
-            return []
+            return Claimed()
         tokens = {pk: new_owner_token() for pk, *_ in chosen}
         names = {pk: schedule_lock_name(schedule_id) for pk, schedule_id, *_ in chosen}
         leases = self._acquire({names[pk]: token for pk, token in tokens.items()})
@@ -155,9 +155,9 @@ class Dispatcher:
             or (now - due_at).total_seconds() > self._stuck_after_seconds
         }
         self._remember({token: names[pk] for pk, token in mine.items()}, leases)
-        runs = lifecycle.claim_queued(mine, node_id)
-        self._take(runs)
-        return runs
+        claimed = lifecycle.claim_queued(mine, node_id)
+        self._take(claimed.runs)
+        return claimed
 
     def settle(self, node_id: UUID) -> list[ClaimedRun]:
         """Read back claims whose COMMIT was not answered; return those that are ours after all.

@@ -87,7 +87,9 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """
         plain: models.QuerySet[Schedule] = models.QuerySet(Schedule, using=self.db)
         plain.bulk_update(
-            claimed, ["next_run_at", "fencing_token", "state", "state_reason"], batch_size
+            claimed,
+            ["next_run_at", "fencing_token", "runs_planned", "state", "state_reason"],
+            batch_size,
         )
 
     def update(self, **values: Any) -> int:
@@ -499,6 +501,8 @@ class Run(models.Model):
         OVERLAP = "overlap", _("the previous run was still active")
         MISFIRE = "misfire", _("too late to run")
         COALESCED = "coalesced", _("folded into a later occurrence")
+        CALENDAR = "calendar", _("excluded by a calendar")
+        PAUSED = "paused", _("the schedule was paused")
         DELETED = "deleted", _("the schedule was deleted")
 
     OPEN_STATES = ("queued", "claimed", "running")
@@ -595,6 +599,12 @@ class Run(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("distcron:run", args=[self.pk])
+
+    @property
+    def is_held_back(self) -> bool:
+        """Return True for an occurrence that was spread past its instant and never started."""
+        spread = self.scheduled_at is not None and self.due_at > self.scheduled_at
+        return spread and self.attempt == 0
 
     @property
     def is_final(self) -> bool:

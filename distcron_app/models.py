@@ -23,6 +23,7 @@ from django.db import models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from distcron_app import registry, wakeup
 from distcron_app.clock import utc_now
@@ -672,6 +673,19 @@ class Attempt(models.Model):
 class AuditEntry(models.Model):
     """Who did what to which object, and why. Rows are only ever added."""
 
+    class Via(models.TextChoices):
+        ADMIN = "admin", _("admin")
+        DASHBOARD = "dashboard", _("dashboard")
+        CLI = "cli", _("command line")
+
+    class Verb(models.TextChoices):
+        ADD = "add", pgettext_lazy("verb", "add")
+        CHANGE = "change", pgettext_lazy("verb", "change")
+        DELETE = "delete", pgettext_lazy("verb", "delete")
+        RUN_NOW = "run_now", _("run now")
+        PAUSE = "pause", _("pause")
+        RESUME = "resume", _("resume")
+
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -682,8 +696,8 @@ class AuditEntry(models.Model):
         verbose_name=_("user"),
     )
     actor = models.CharField(_("actor"), max_length=150)
-    via = models.CharField(_("via"), max_length=20)
-    verb = models.CharField(_("verb"), max_length=30)
+    via = models.CharField(_("via"), max_length=20, choices=Via)
+    verb = models.CharField(_("verb"), max_length=30, choices=Verb)
     object_type = models.CharField(_("object type"), max_length=30)
     object_id = models.CharField(_("object id"), max_length=40)
     object_label = models.CharField(_("object"), max_length=200)
@@ -700,4 +714,4 @@ class AuditEntry(models.Model):
         indexes = [models.Index(fields=["object_type", "object_id"], name="distcron_audit_object")]
 
     def __str__(self) -> str:
-        return f"{self.actor}: {self.verb} {self.object_label}"
+        return f"{self.actor}: {self.get_verb_display()} {self.object_label}"

@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest
+from django.utils import formats
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -157,7 +158,7 @@ class RunAdmin(ReadOnly, _RunAdmin):
     @admin.display(description=gettext_lazy("duration"))
     def duration_shown(self, run: Run) -> str:
         seconds = run.duration_seconds
-        return "–" if seconds is None else _("%.1f s") % seconds
+        return "–" if seconds is None else _("%s s") % formats.number_format(seconds, 1)
 
     @admin.display(description=gettext_lazy("reason"))
     def reason_shown(self, run: Run) -> str:

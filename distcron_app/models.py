@@ -655,7 +655,9 @@ class Attempt(models.Model):
     ended_at = InstantField(_("ended"))
     reason = models.CharField(_("reason"), max_length=20, choices=Run.Reason)
     # What the attempt's own node reported after it had been superseded; it changed no run.
-    late_state = models.CharField(_("late report"), max_length=10, blank=True, default="")
+    late_state = models.CharField(
+        _("late report"), max_length=10, choices=Run.State, blank=True, default=""
+    )
     late_at = InstantField(_("late report at"), null=True)
 
     class Meta:

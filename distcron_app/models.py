@@ -22,8 +22,8 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import pgettext_lazy
 
 from distcron_app import registry, wakeup
 from distcron_app.clock import utc_now
@@ -631,7 +631,7 @@ class RunOutput(models.Model):
         verbose_name_plural = _("run outputs")
 
     def __str__(self) -> str:
-        return f"output of run {self.run_id}"
+        return gettext("output of run %s") % self.run_id
 
 
 class Attempt(models.Model):
@@ -669,7 +669,8 @@ class Attempt(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"attempt {self.number} of run {self.run_id}"
+        facts = {"number": self.number, "run": self.run_id}
+        return gettext("attempt %(number)s of run %(run)s") % facts
 
 
 class AuditEntry(models.Model):

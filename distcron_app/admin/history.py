@@ -254,7 +254,7 @@ class AuditEntryAdmin(ReadOnly, _AuditEntryAdmin):
         "user",
         "via",
         "verb",
-        "object_type",
+        "type_shown",
         "object_shown",
         "reason",
         "before_shown",
@@ -267,6 +267,11 @@ class AuditEntryAdmin(ReadOnly, _AuditEntryAdmin):
     @admin.display(description=gettext_lazy("at"))
     def at_shown(self, entry: AuditEntry) -> str:
         return display.instant(entry.at)
+
+    @admin.display(description=gettext_lazy("object type"))
+    def type_shown(self, entry: AuditEntry) -> str:
+        is_schedule = entry.object_type == Schedule._meta.model_name
+        return str(Schedule._meta.verbose_name) if is_schedule else entry.object_type
 
     @admin.display(description=gettext_lazy("object"))
     def object_shown(self, entry: AuditEntry) -> str:

@@ -120,7 +120,10 @@ class Dispatcher:
             claimed=claimed,
             stood_back=stood_back,
             invalid=invalid,
-            lag_seconds=max(row.late_seconds for row in chosen),
+            lag_seconds=max(
+                ((now - run.scheduled_at).total_seconds() for run in claimed.runs),
+                default=0.0,
+            ),
             wait_seconds=0.0 if more and (claimed.runs or claimed.skipped) else wait,
         )
 
@@ -269,8 +272,7 @@ class Dispatcher:
             won = leases is None or names[row.pk] in leases or row.pk in here
             if won or row.late_seconds > self._stuck_after_seconds:
                 kept.append(decision)
-            else:
-                self._stand_back(row)
+            elif self._stand_back(row):
                 stood_back.append(row.key)
         self._remember({d.owner_token: names[d.schedule_id] for d in kept}, leases)
         claimed = lifecycle.claim(kept, node_id)
@@ -293,11 +295,14 @@ class Dispatcher:
         self.degraded_cause = ""
         return leases
 
-    def _stand_back(self, row: _Due) -> None:
+    def _stand_back(self, row: _Due) -> bool:
+        """Leave the schedule alone for a moment; return True the first time for this instant."""
+        known_at, _ = self._standing_back.get(row.pk, (None, 0.0))
         if len(self._standing_back) > 10_000:
             self._standing_back.clear()
         again = self._clock.monotonic() + STAND_BACK_SECONDS * random.uniform(0.7, 1.3)  # noqa: S311
         self._standing_back[row.pk] = (row.next_run_at, again)
+        return known_at != row.next_run_at
 
     def _remember(self, names: Mapping[str, str], leases: Mapping[str, Lease] | None) -> None:
         for token, name in names.items():

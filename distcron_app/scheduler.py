@@ -102,7 +102,7 @@ class Scheduler:
         self._look_at = 0.0
         self._woken = threading.Event()
         self._stop_signals = 0
-        self._stop_signal = 0
+        self._status_wanted = False
         self._draining_until: float | None = None
         self._database_cause = ""
         self._failures = 0
@@ -145,6 +145,9 @@ class Scheduler:
         while True:
             for news in self._pool.poll(wait):
                 self._take(news)
+            if self._status_wanted:
+                self._status_wanted = False
+                self._report("status", **self.status())
             if self._stop_signals >= 2:
                 return self._stop_at_once()
             if self._stop_signals and self._draining_until is None:
@@ -458,10 +461,10 @@ class Scheduler:
 
     def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
         self._stop_signals += 1
-        self._stop_signal = signum
 
     def _on_status_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._report("status", **self.status())
+        # Only a flag: the handler may interrupt a report that holds the console's lock.
+        self._status_wanted = True
 
     def _on_wakeup(self) -> None:
         self._woken.set()
@@ -499,16 +502,22 @@ class Scheduler:
             for news in self._pool.poll(FLUSH_SECONDS):
                 self._take(news)
         in_time = not self._pool.in_flight
-        self._abandon(Run.Reason.SHUTDOWN, Run.State.LOST, "cut off by the end of the drain")
-        return 0 if in_time else EXIT_CUT
+        settled = self._abandon(
+            Run.Reason.SHUTDOWN, Run.State.LOST, "cut off by the end of the drain"
+        )
+        return 0 if in_time and settled else EXIT_CUT
 
     def _stop_at_once(self) -> int:
         self._abandon(Run.Reason.SHUTDOWN, Run.State.LOST, "cut off by a second stop signal")
         return EXIT_INTERRUPTED
 
-    def _abandon(self, reason: str, unknown: str, detail: str) -> None:
-        """Kill the workers, then settle what they ran: only then is it known to be dead."""
+    def _abandon(self, reason: str, unknown: str, detail: str) -> bool:
+        """Kill the workers, then settle what they ran: only then is it known to be dead.
+
+        Return False when the database did not take it; other nodes then recover the runs.
+        """
         self._pool.kill()
+        settled = True
         try:
             self._flush(force=True)
             cut = [run for run in self._owned.values() if run not in self._ready]
@@ -518,8 +527,10 @@ class Scheduler:
             lifecycle.recover_owned(cut, reason=reason, unknown=unknown, detail=detail)
         except (DatabaseError, InterfaceError) as error:
             self._database_failed(error)
+            settled = False
         self._forget(list(self._owned))
         self._leave(kill=False)
+        return settled
 
     def _leave(self, *, kill: bool = True) -> None:
         if kill:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 import uuid
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
-from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.views import redirect_to_login
 from django.core.paginator import Paginator
-from django.db import Error, connection
+from django.db import Error, InterfaceError, OperationalError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import redirect, render
@@ -61,6 +61,8 @@ __all__ = [
     "ready",
     "strict_headers",
 ]
+
+logger = logging.getLogger("distcron.views")
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -118,15 +120,15 @@ class Page(View):
     poll_seconds: float = _USUAL_SECONDS
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Answer, or say which permission is missing, or that there is no such thing."""
-        if not request.user.is_authenticated:
-            return redirect_to_login(request.get_full_path())
-        if not request.user.has_perm(f"distcron.{self.permission}"):
-            return self.refuse(f"distcron.{self.permission}")
+        """Answer; say so where a permission, the row or the database is missing."""
         try:
-            return super().dispatch(request, *args, **kwargs)
-        except Http404 as error:
-            return self.page("distcron_app/missing.html", {"problem": str(error)}, status=404)
+            answer = self._answer(request, *args, **kwargs)
+        except (OperationalError, InterfaceError):
+            logger.warning("page_without_database path=%s", request.path, exc_info=True)
+            # Without the request: even its user would be read from the database.
+            answer = HttpResponse(render_to_string("distcron_app/unavailable.html"), status=503)
+        patch_cache_control(answer, private=True, no_cache=True)
+        return answer
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
         """Return the page, or its region alone for ``?fragment=live``."""
@@ -149,7 +151,6 @@ class Page(View):
         return {
             "membership": self.membership,
             "now": self.membership.now,
-            "zone": settings.TIME_ZONE,
             "section": self.section,
             "can": Abilities.of(self.request.user),
         }
@@ -167,6 +168,16 @@ class Page(View):
         """Return the page that names the missing permission."""
         return self.page("distcron_app/forbidden.html", {"permission": permission}, status=403)
 
+    def _answer(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_login(request.get_full_path())
+        if not request.user.has_perm(f"distcron.{self.permission}"):
+            return self.refuse(f"distcron.{self.permission}")
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        except Http404 as error:
+            return self.page("distcron_app/missing.html", {"problem": str(error)}, status=404)
+
     def _poll_url(self, context: dict[str, Any]) -> str:
         query = self.request.GET.copy()
         query["fragment"] = "live"
@@ -177,7 +188,6 @@ class Page(View):
     def _fragment(self, html: str, etag: str, status: int) -> HttpResponseBase:
         region = HttpResponse(html, status=status)
         region["ETag"] = etag
-        patch_cache_control(region, private=True, no_cache=True)
         answer: HttpResponseBase | None = region
         if status == 200:
             answer = get_conditional_response(self.request, etag=etag, response=region)

@@ -36,7 +36,7 @@ CACHES = cache_settings(os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]  # noqa: F405
 SECRET_KEY = "tests-only"
-WHITENOISE_AUTOREFRESH = True
+STATIC_ROOT = DATA_DIR
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},

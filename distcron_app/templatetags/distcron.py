@@ -67,38 +67,32 @@ _COMPUTED = {
 
 @register.simple_tag(takes_context=True)
 def instant(
-    context: template.Context, at: datetime | None, zone: str = "", full: bool = False
+    context: template.Context,
+    at: datetime | None,
+    zone: str = "",
+    full: bool = False,
+    brief: bool = False,
 ) -> str:
     """Print an instant: in ``zone`` (by default the project's) first, then relative to now.
 
-    ``full`` adds UTC to the text; otherwise it is the tooltip. None prints a dash.
+    ``full`` adds UTC to the text, which is the tooltip otherwise. ``brief`` prints the
+    relative part alone and the rest as the tooltip. None prints a dash.
     """
     if at is None:
         return format_html('<span class="dc-none">{}</span>', "–")
-    place, utc = _zone(zone), at.astimezone(UTC)
-    now = context.get("now")
-    shown = _wall(at, place, now)
-    universal = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    is_same_day = at.astimezone(place).date() == utc.date()
-    time = format_html(
-        '<time class="dc-time" datetime="{}" title="{}">{}</time>',
-        utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        universal,
-        shown,
-    )
-    parts = [time]
+    place, now = _zone(zone), context["now"]
+    wall, universal, distance = _wall(at, place, now), _universal(at), relative(at, now)
+    if brief:
+        return _time(at, distance, title=f"{wall} · {universal}")
+    parts = [_time(at, wall, title=universal)]
     if full:
-        parts.append(
-            format_html(
-                '<span class="dc-utc">{}</span>', _wall(at, UTC, now, has_day=not is_same_day)
-            )
-        )
-    if now is not None:
-        parts.append(format_html('<span class="dc-relative">{}</span>', relative(at, now)))
+        is_same_day = at.astimezone(place).date() == at.astimezone(UTC).date()
+        shown = _wall(at, UTC, now, has_day=not is_same_day)
+        parts.append(format_html('<span class="dc-utc">{}</span>', shown))
+    parts.append(format_html('<span class="dc-relative">{}</span>', distance))
     return SafeString(" ".join(parts))
 
 
-@register.filter
 def relative(at: datetime, now: datetime) -> str:
     """Return how far ``at`` is from ``now`` in words, in steps of ten seconds."""
     seconds = (at - now).total_seconds()
@@ -190,12 +184,23 @@ def _zone(name: str) -> tzinfo:
         return UTC
 
 
-def _wall(at: datetime, place: tzinfo, now: datetime | None, *, has_day: bool = True) -> str:
+def _time(at: datetime, text: str, *, title: str) -> SafeString:
+    machine = at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return format_html(
+        '<time class="dc-time" datetime="{}" title="{}">{}</time>', machine, title, text
+    )
+
+
+def _universal(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _wall(at: datetime, place: tzinfo, now: datetime, *, has_day: bool = True) -> str:
     wall = at.astimezone(place)
     time = f"{wall:%H:%M:%S} {_abbreviation(wall, place)}"
     if not has_day:
         return time
-    is_this_year = now is not None and now.astimezone(place).year == wall.year
+    is_this_year = now.astimezone(place).year == wall.year
     return f"{formats.date_format(wall, 'j M' if is_this_year else 'j M Y')} {time}"
 
 

@@ -173,7 +173,8 @@ def _database_words() -> str:
         shown = name.relative_to(ROOT) if name.is_relative_to(ROOT) else name
         return f"SQLite {shown} (set DATABASE_URL for PostgreSQL) …"
     parts = urlsplit(os.environ.get("DATABASE_URL", ""))
-    return f"{connection.display_name} at {parts.hostname}:{parts.port or ''}{parts.path} …"
+    where = f"{parts.hostname}:{parts.port or ''}{parts.path}"
+    return f"{connection.display_name} at {where} (the demo adds schedules and a user) …"
 
 
 def _make_user() -> str:

@@ -196,7 +196,7 @@ def _notable(schedules: dict[str, Schedule], nodes: list[Node], now: datetime) -
         details={"blocked_by": running.pk},
         attempt=0,
     )
-    first = now - timedelta(hours=9)
+    first = now - timedelta(hours=9, minutes=4)
     coalesced = run(
         schedules["sync-orders"],
         first,

@@ -25,8 +25,6 @@ from tests.browser.seed import seed
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
-    # WhiteNoise looks for collected files, which the live server does not need.
-    pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")

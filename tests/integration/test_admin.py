@@ -20,12 +20,6 @@ ADD = "admin:distcron_schedule_add"
 HOSTILE = "<script>alert('x')</script>"
 
 
-@pytest.fixture(autouse=True)
-def _no_collected_files(settings: Any) -> None:
-    # The folder of collected static files does not exist in a checkout.
-    settings.WHITENOISE_AUTOREFRESH = True
-
-
 @pytest.fixture
 def admin() -> Client:
     client = Client()

@@ -28,12 +28,6 @@ ROLES = {
 MAY = {("runner", "run"), ("pauser", "pause"), ("pauser", "resume")}
 
 
-@pytest.fixture(autouse=True)
-def _no_collected_files(settings: Any) -> None:
-    # The folder of collected static files does not exist in a checkout.
-    settings.WHITENOISE_AUTOREFRESH = True
-
-
 @pytest.fixture
 def admin() -> Client:
     client = Client()

@@ -177,7 +177,8 @@ class TestLocks:
         assert member.tick().stood_back == ()
         assert backend.calls.count("acquire") == 2
         member.clock.ahead = 1.0
-        assert member.tick().stood_back == (schedule.key,)
+        member.tick()
+        assert backend.calls.count("acquire") == 3
 
     def test_the_lease_is_held_while_the_run_lives_and_released_after(
         self, backend: Counting
@@ -294,8 +295,8 @@ class TestOverlap:
     def test_a_long_run_overlaps_what_is_behind_it(self, backend: Counting) -> None:
         schedule = due(every=1, seconds_ago=3)
         member = Member(backend)
-        (run,) = member.tick().claimed.runs
         began = database_now()
+        (run,) = member.tick().claimed.runs
 
         def skipped() -> bool:
             return bool(member.tick().claimed.skipped)

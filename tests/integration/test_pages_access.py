@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.test import Client
 from django.urls import clear_script_prefix, reverse, set_script_prefix
 
+from distcron_app import history
 from distcron_app.models import AuditEntry, Node, Run, RunOutput, Schedule
 from tests.integration.pages_rows import VIEWS, node, run, schedule, user
 
 pytestmark = [
     pytest.mark.django_db,
-    # WhiteNoise looks for collected files, which tests do not need.
-    pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 
 POLICY = (
@@ -232,3 +232,37 @@ def test_language_can_be_switched(admin_client: Client) -> None:
     answer = admin_client.post("/i18n/setlang/", {"language": "id", "next": "/cron/nodes/"})
     assert answer["Location"] == "/cron/nodes/"
     assert '<html lang="id">' in admin_client.get("/cron/nodes/").text
+
+
+def test_database_that_does_not_answer_is_said_in_a_page(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OperationalError("connection refused by db.internal")
+
+    monkeypatch.setattr(history, "membership", refuse)
+    answer = admin_client.get("/cron/")
+    assert answer.status_code == 503
+    assert "The database does not answer" in answer.text
+    assert "db.internal" not in answer.text
+    assert answer["Content-Security-Policy"] == POLICY
+
+
+def test_error_of_the_server_has_a_page_of_its_own(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(history, "membership", fail)
+    admin_client.raise_request_exception = False
+    answer = admin_client.get("/cron/")
+    assert answer.status_code == 500
+    assert "The server could not answer" in answer.text
+    assert "a secret detail" not in answer.text
+    assert answer["Content-Security-Policy"] == POLICY
+
+
+@pytest.mark.parametrize("path", ["/cron/", "/cron/runs/", "/cron/?fragment=live"])
+def test_shared_caches_keep_no_page(admin_client: Client, path: str) -> None:
+    assert admin_client.get(path)["Cache-Control"] == "private, no-cache"

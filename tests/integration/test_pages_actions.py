@@ -15,8 +15,6 @@ from tests.integration.pages_rows import VIEWS, run, schedule, user
 
 pytestmark = [
     pytest.mark.django_db,
-    # WhiteNoise looks for collected files, which tests do not need.
-    pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 
 KEY = "0123456789abcdef"

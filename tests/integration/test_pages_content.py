@@ -16,8 +16,6 @@ from tests.integration.pages_rows import node, run, schedule
 
 pytestmark = [
     pytest.mark.django_db,
-    # WhiteNoise looks for collected files, which tests do not need.
-    pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'

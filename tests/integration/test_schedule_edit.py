@@ -41,12 +41,6 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
     return set_to
 
 
-@pytest.fixture(autouse=True)
-def _no_collected_files(settings: Any) -> None:
-    # The folder of collected static files does not exist in a checkout.
-    settings.WHITENOISE_AUTOREFRESH = True
-
-
 @pytest.fixture
 def editor() -> Client:
     client = Client()

@@ -217,7 +217,7 @@ def _repeats_of_at_least_once(evidence: Evidence) -> Iterator[str]:
         count = effects[run.schedule_id, run.scheduled_at]
         if count == 0 and run.state not in ("failed", "lost", "skipped"):
             yield f"I5 run {run.id}: is {run.state} without an effect"
-        if count > run.attempt or run.attempt != run.recoveries + 1 and run.state != "skipped":
+        if count > run.attempt or (run.attempt != run.recoveries + 1 and run.state != "skipped"):
             yield (
                 f"I5 run {run.id}: {count} effects, {run.attempt} attempts, "
                 f"{run.recoveries} recoveries"

@@ -265,6 +265,23 @@ def test_a_page_answers_through_tls_with_each_security_header_once(deployment: D
     assert found["server"] == ["nginx"]
 
 
+def test_the_policy_of_a_page_is_said_once_and_by_django(deployment: Deployment) -> None:
+    policies = deployment.get("/login/").headers.get_all("Content-Security-Policy")
+    assert policies is not None and len(policies) == 1
+    assert "default-src 'none'" in policies[0]
+
+
+def test_the_pages_ask_for_a_login_under_https(deployment: Deployment) -> None:
+    reply = deployment.get("/cron/")
+    assert reply.status == 302
+    assert reply.headers["Location"] == "/login/?next=/cron/"
+
+
+def test_a_probe_of_this_host_gets_an_answer(deployment: Deployment) -> None:
+    assert deployment.get("/live").status == 200
+    assert deployment.get("/ready").status == 200
+
+
 def test_cookies_of_the_login_page_are_for_https_only(deployment: Deployment) -> None:
     cookies = deployment.get("/admin/login/").headers.get_all("Set-Cookie")
     assert cookies and all("Secure" in cookie for cookie in cookies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("conf", "signals", "zones", "cron_grammar", "context", "instants", "capture"),
     ("cron_calendar", "arguments", "wakeup", "locks"),
     ("timetable", "registry", "leases", "lock_checks"),
-    ("__init__", "models", "wording", "runner", "console", "checks", "builtin_jobs"),
+    ("__init__", "wording", "runner", "console", "checks", "builtin_jobs"),
+    ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
     ("operations", "keeper", "dispatch", "maintenance", "filters"),
     ("scheduler", "forms"),
@@ -85,6 +87,14 @@ def test_each_module_has_a_layer() -> None:
 
 def test_no_module_is_in_two_layers() -> None:
     assert len(LAYER_OF) == sum(map(len, LAYERS))
+
+
+def test_the_architecture_page_shows_these_layers() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", page, re.MULTILINE)
+    shown = {int(number): set(re.findall(r"`(\w+)/?`", modules)) for number, modules in rows}
+    units = {source.unit for source in sources()} - {"__init__", "migrations"}
+    assert shown == {number: units.intersection(layer) for number, layer in enumerate(LAYERS)}
 
 
 def test_an_import_in_a_function_is_seen() -> None:

@@ -52,13 +52,15 @@ class Changes:
     Change ``i`` happens at the UTC second ``at[i]`` and replaces ``offsets[i]`` by
     ``offsets[i + 1]``. ``ends[i]`` is the wall time at which the old stretch ends and
     ``starts[i]`` the one at which the new stretch starts: a gap if starts > ends,
-    a fold if starts < ends. Nothing is known from the UTC second ``until`` on.
+    a fold if starts < ends. Nothing is known before the UTC second ``since`` and from
+    ``until`` on.
     """
 
     at: tuple[int, ...]
     offsets: tuple[int, ...]
     ends: tuple[int, ...]
     starts: tuple[int, ...]
+    since: int
     until: int
 
 
@@ -127,6 +129,7 @@ def changes(name: str, first_block: int, last_block: int) -> Changes:
         offsets=tuple(offsets),
         ends=tuple(map(int.__add__, at, offsets)),
         starts=tuple(map(int.__add__, at, offsets[1:])),
+        since=since,
         until=until,
     )
 

@@ -32,7 +32,9 @@ __all__ = [
     "Union",
     "WallTimetable",
     "as_utc",
+    "mark_seconds",
     "parts",
+    "parts_by_fraction",
     "second_of",
 ]
 
@@ -227,22 +229,23 @@ class Union(Timetable):
     def count(self, start: datetime, end: datetime) -> int:
         """Return how many instants have start < instant <= end; costs days, not instants.
 
-        Costs instants where a rule is of another kind than those of this module.
+        Unless one of the rules is of another module: then it costs instants.
         """
-        rules = list(parts(self))
-        if not all(isinstance(rule, (WallTimetable, Interval, Once)) for rule in rules):
+        if not self.is_plain:
             return sum(1 for _instant in self.between(start, end))
-        by_fraction: dict[int, list[Timetable]] = {}
-        for rule in rules:
-            by_fraction.setdefault(_fraction(rule), []).append(rule)
         return sum(
             _count_distinct(
                 group,
                 second_of(start - microseconds * MICROSECOND),
                 second_of(end - microseconds * MICROSECOND),
             )
-            for microseconds, group in by_fraction.items()
+            for microseconds, group in parts_by_fraction(self).items()
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all its rules are of the kinds of this module."""
+        return all(isinstance(rule, (WallTimetable, Interval, Once)) for rule in parts(self))
 
 
 def as_utc(at: datetime) -> datetime:
@@ -302,6 +305,17 @@ def parts(timetable: Timetable) -> Iterator[Timetable]:
         yield timetable
 
 
+def parts_by_fraction(timetable: Timetable) -> dict[int, list[Timetable]]:
+    """Return the rules of a union by the microseconds that all their instants have.
+
+    Instants of different groups are never the same.
+    """
+    groups: dict[int, list[Timetable]] = {}
+    for rule in parts(timetable):
+        groups.setdefault(_fraction(rule), []).append(rule)
+    return groups
+
+
 def _fraction(rule: Timetable) -> int:
     """Return the microseconds of the second that all instants of a rule have."""
     if isinstance(rule, Interval):
@@ -316,12 +330,12 @@ def _count_distinct(rules: list[Timetable], start: int, end: int) -> int:
         first, last = (EPOCH + timedelta(seconds=second) + shift for second in (start, end))
         return rule.count(first, last)
     return sum(
-        _mark_seconds(rules, since, min(since + _DAY, end)).count(1)
+        mark_seconds(rules, since, min(since + _DAY, end)).count(1)
         for since in range(start, end, _DAY)
     )
 
 
-def _mark_seconds(rules: Iterable[Timetable], start: int, end: int) -> bytearray:
+def mark_seconds(rules: Iterable[Timetable], start: int, end: int) -> bytearray:
     """Return a byte for each second from start + 1 to end: 1 where a rule has an instant."""
     marks = bytearray(end - start)
     by_phase: dict[int, int] = {}

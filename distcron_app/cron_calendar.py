@@ -31,6 +31,7 @@ DAY_MINUTES = 1440
 _MAX_MONTHS = 600  # 29 February on a Monday is up to 40 years apart
 _MAX_YEAR = 9990  # later dates overflow in some zone
 _MIN_MONTH = 12 * 2  # January of year 2, for the same reason
+_MonthKey = tuple[int, int, int]  # month 1..12, weekday of its first day, number of days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,7 @@ class Rule:
         self._times = array("H", [hour * 60 + minute for hour in hours for minute in minutes])
         of_hour = sum(1 << minute for minute in minutes)
         self._times_mask = sum(of_hour << hour * 60 for hour in hours)
-        # Days as bits, by (weekday of the first day, length of the month): 28 at most.
-        self._masks: dict[tuple[int, int], int] = {}
+        self._masks: dict[_MonthKey, int] = {}  # days as bits; at most 91 keys
 
     def next_wall(self, minute: int) -> int | None:
         """Return the first matching wall minute >= ``minute``; None if 50 years have none."""
@@ -110,28 +110,28 @@ class Rule:
 
     def next_day(self, day: int) -> int | None:
         """Return the first matching day >= ``day``; None if 50 years have none."""
-        start = date.fromordinal(day + EPOCH_ORDINAL)
-        month = start.year * 12 + start.month - 1
-        mask = self._mask(month) >> start.day << start.day
-        for later in range(month + 1, month + _MAX_MONTHS + 2):
+        number, month, key = _day(day)
+        mask = self._mask(key) >> number << number
+        if mask:
+            return day - number + (mask & -mask).bit_length() - 1
+        for later in range(month + 1, min(month + _MAX_MONTHS + 1, _MAX_YEAR * 12)):
+            first, key = _month(later)
+            mask = self._mask(key)
             if mask:
-                return _month(later - 1)[0] + (mask & -mask).bit_length() - 2
-            if later >= _MAX_YEAR * 12:
-                break
-            mask = self._mask(later)
+                return first + (mask & -mask).bit_length() - 2
         return None
 
     def previous_day(self, day: int) -> int | None:
         """Return the last matching day <= ``day``; None if 50 years have none."""
-        end = date.fromordinal(day + EPOCH_ORDINAL)
-        month = end.year * 12 + end.month - 1
-        mask = self._mask(month) & ((2 << end.day) - 1)
-        for earlier in range(month - 1, month - _MAX_MONTHS - 2, -1):
+        number, month, key = _day(day)
+        mask = self._mask(key) & ((2 << number) - 1)
+        if mask:
+            return day - number + mask.bit_length() - 1
+        for earlier in range(month - 1, max(month - _MAX_MONTHS, _MIN_MONTH) - 1, -1):
+            first, key = _month(earlier)
+            mask = self._mask(key)
             if mask:
-                return _month(earlier + 1)[0] + mask.bit_length() - 2
-            if earlier < _MIN_MONTH:
-                break
-            mask = self._mask(earlier)
+                return first + mask.bit_length() - 2
         return None
 
     def count_walls(self, first: int, last: int) -> int:
@@ -151,27 +151,23 @@ class Rule:
 
     def _count_days(self, first: int, end: int) -> int:
         """Return how many days match in first..end, the end excluded."""
-        start, stop = (date.fromordinal(day + EPOCH_ORDINAL) for day in (first, end))
-        months = range(start.year * 12 + start.month - 1, stop.year * 12 + stop.month - 1)
-        total = sum(self._mask(month).bit_count() for month in months)
-        total -= (self._mask_of(start) & ((1 << start.day) - 1)).bit_count()
-        return total + (self._mask_of(stop) & ((1 << stop.day) - 1)).bit_count()
+        (start, start_month, start_key), (stop, stop_month, stop_key) = _day(first), _day(end)
+        months = range(start_month, stop_month)
+        total = sum(self._mask(_month(month)[1]).bit_count() for month in months)
+        total -= (self._mask(start_key) & ((1 << start) - 1)).bit_count()
+        return total + (self._mask(stop_key) & ((1 << stop) - 1)).bit_count()
 
-    def _has_day(self, day: int) -> bool:
-        on = date.fromordinal(day + EPOCH_ORDINAL)
-        return bool(self._mask_of(on) >> on.day & 1)
+    def _has_day(self, day: int) -> int:
+        number, _month_number, key = _day(day)
+        return self._mask(key) >> number & 1
 
-    def _mask_of(self, on: date) -> int:
-        return self._mask(on.year * 12 + on.month - 1)
-
-    def _mask(self, month: int) -> int:
-        """Return the matching days of a month as bits 1..31; ``month`` counts from year 0."""
-        if month % 12 + 1 not in self._fields.months:
-            return 0
-        shape = _month(month)[1]
-        mask = self._masks.get(shape)
+    def _mask(self, key: _MonthKey) -> int:
+        """Return the matching days of such a month as bits 1..31."""
+        mask = self._masks.get(key)
         if mask is None:
-            mask = self._masks[shape] = _day_mask(self._fields, *shape)
+            month, weekday, length = key
+            mask = _day_mask(self._fields, weekday, length) if month in self._fields.months else 0
+            self._masks[key] = mask
         return mask
 
 
@@ -250,7 +246,7 @@ class EveryMonths(_Every):
         month = self._month + number * self._every
         if month >= _MAX_YEAR * 12:
             return None
-        first, (_weekday, length) = _month(month)
+        first, (_month_number, _weekday, length) = _month(month)
         return (first + min(self._day, length) - 1) * DAY_MINUTES + self._time
 
 
@@ -270,11 +266,20 @@ def _day_mask(expanded: CronFields, first_weekday: int, length: int) -> int:
 
 
 @functools.lru_cache(maxsize=8192)
-def _month(month: int) -> tuple[int, tuple[int, int]]:
-    """Return the month's first day since 1970 and its (weekday of that day, length)."""
+def _month(month: int) -> tuple[int, _MonthKey]:
+    """Return the first day since 1970 and the key of a month counted from year 0."""
     year, index = divmod(month, 12)
     weekday, length = calendar.monthrange(year, index + 1)
-    return date(year, index + 1, 1).toordinal() - EPOCH_ORDINAL, ((weekday + 1) % 7, length)
+    first = date(year, index + 1, 1).toordinal() - EPOCH_ORDINAL
+    return first, (index + 1, (weekday + 1) % 7, length)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _day(day: int) -> tuple[int, int, _MonthKey]:
+    """Return the day of its month, the month counted from year 0, and the month's key."""
+    on = date.fromordinal(day + EPOCH_ORDINAL)
+    month = on.year * 12 + on.month - 1
+    return on.day, month, _month(month)[1]
 
 
 _LAST_WALL = (date(_MAX_YEAR, 1, 1).toordinal() - EPOCH_ORDINAL) * DAY_MINUTES

@@ -42,9 +42,12 @@ _TERM = re.compile(r"(\*|[0-9a-z]+)(?:-([0-9a-z]+))?(?:/([0-9]+))?")
 _SPECIAL = re.compile(r"l([0-7])?|([0-9a-z]+)#([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """One of the five fields: its label in messages and the numbers that it takes."""
+    """One of the five fields: its label in messages and the numbers that it takes.
+
+    Compared by identity, since to compare labels would translate them.
+    """
 
     label: object
     first: int
@@ -143,7 +146,7 @@ def terms(text: str) -> tuple[tuple[Term, ...], ...]:
     checked = []
     position = 0
     for field, part in zip(FIELDS, parts, strict=True):
-        checked.append(_field_terms(field, part, position))
+        checked.append(_column(field, part) or _field_terms(field, part, position))
         position += len(part) + 1
     return tuple(checked)
 
@@ -198,6 +201,15 @@ def _refuse_field_count(text: str, count: int) -> NoReturn:
             "Seconds are not part of the rule; choose an interval (every N seconds) instead."
         )
     raise TimetableError("cron", message % {"count": count}, token=text[:40])
+
+
+@functools.lru_cache(maxsize=4096)
+def _column(field: Field, part: str) -> tuple[Term, ...] | None:
+    """Return the terms of a field, wherever it stands; None if it is to be refused there."""
+    try:
+        return _field_terms(field, part, 0)
+    except TimetableError:
+        return None
 
 
 def _field_terms(field: Field, part: str, position: int) -> tuple[Term, ...]:

@@ -32,6 +32,7 @@ __all__ = [
     "Union",
     "WallTimetable",
     "as_utc",
+    "forget_instants",
     "mark_seconds",
     "parts",
     "parts_by_fraction",
@@ -109,7 +110,7 @@ class WallTimetable(Timetable):
         """Return the last instant strictly before ``before``; None beyond 50 years."""
         second = -(-(as_utc(before) - EPOCH) // timedelta(seconds=1))
         found = zone_walk.previous_second(self.rule, self.timezone, second)
-        return None if found is None else EPOCH + timedelta(seconds=found)
+        return None if found is None else _instant(found)
 
     def count(self, start: datetime, end: datetime) -> int:
         """Return how many instants have start < instant <= end; costs months, not instants."""
@@ -263,10 +264,21 @@ def second_of(at: datetime) -> int:
     return elapsed.days * _DAY + elapsed.seconds
 
 
+def forget_instants() -> None:
+    """Empty the memo of next instants, to measure without it."""
+    _next.cache_clear()
+
+
 @functools.lru_cache(maxsize=_MEMO)
 def _next(rule: WallRule, timezone: str, after: int) -> datetime | None:
     found = zone_walk.next_second(rule, timezone, after)
-    return None if found is None else EPOCH + timedelta(seconds=found)
+    return None if found is None else _instant(found)
+
+
+def _instant(second: int) -> datetime:
+    if second >= 0:  # some systems refuse earlier timestamps
+        return datetime.fromtimestamp(second, UTC)
+    return EPOCH + timedelta(seconds=second)
 
 
 @functools.lru_cache(maxsize=16_384)

@@ -132,10 +132,12 @@ def seconds_of_wall(timezone: str, wall: int, policy: Policy) -> list[int]:
 def _walk(rule: WallRule, known: Changes, after: int) -> int | None:
     policy = rule.policy
     index = bisect_right(known.at, after)
-    bound = max(after + known.offsets[index] + 1, _low(policy, known, index))
-    wall = rule.next_wall(_minute_from(bound))
+    bound = after + known.offsets[index] + 1
+    if not policy.second_pass:
+        bound = max(bound, _low(policy, known, index))
+    wall = rule.next_wall(-(-bound // 60))
     while wall is not None and index < len(known.at):
-        if wall * 60 < _high(policy, known, index):
+        if wall * 60 < known.edges[index] or wall * 60 < _high(policy, known, index):
             break
         if policy.shifts and _is_inside_gap(known, index, wall * 60):
             return known.at[index]

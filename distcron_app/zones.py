@@ -52,14 +52,15 @@ class Changes:
     Change ``i`` happens at the UTC second ``at[i]`` and replaces ``offsets[i]`` by
     ``offsets[i + 1]``. ``ends[i]`` is the wall time at which the old stretch ends and
     ``starts[i]`` the one at which the new stretch starts: a gap if starts > ends,
-    a fold if starts < ends. Nothing is known before the UTC second ``since`` and from
-    ``until`` on.
+    a fold if starts < ends; ``edges[i]`` is the earlier of both. Nothing is known before
+    the UTC second ``since`` and from ``until`` on.
     """
 
     at: tuple[int, ...]
     offsets: tuple[int, ...]
     ends: tuple[int, ...]
     starts: tuple[int, ...]
+    edges: tuple[int, ...]
     since: int
     until: int
 
@@ -124,11 +125,14 @@ def changes(name: str, first_block: int, last_block: int) -> Changes:
         if offset != offsets[-1]:
             at.append(_first_second_with(place, offset, probe, later))
             offsets.append(offset)
+    ends = tuple(map(int.__add__, at, offsets))
+    starts = tuple(map(int.__add__, at, offsets[1:]))
     return Changes(
         at=tuple(at),
         offsets=tuple(offsets),
-        ends=tuple(map(int.__add__, at, offsets)),
-        starts=tuple(map(int.__add__, at, offsets[1:])),
+        ends=ends,
+        starts=starts,
+        edges=tuple(map(min, ends, starts)),
         since=since,
         until=until,
     )

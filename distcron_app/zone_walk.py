@@ -20,6 +20,7 @@ __all__ = [
     "moved_wall",
     "next_second",
     "previous_second",
+    "reached",
     "repeated_wall",
     "seconds_of_wall",
 ]
@@ -127,6 +128,23 @@ def seconds_of_wall(timezone: str, wall: int, policy: Policy) -> list[int]:
         if policy.shifts and index and _is_inside_gap(known, index - 1, wall):
             found.append(known.at[index - 1])
     return found
+
+
+def reached(timezone: str, wall: int) -> tuple[int, int]:
+    """Return the first and last UTC second at which a zone's clock comes to ``wall``.
+
+    If a jump passes it over, that is the second after the jump.
+    """
+    known = changes_around(timezone, wall - 2 * _DAY, wall + 2 * _DAY)
+    found = []
+    for index, offset in enumerate(known.offsets):
+        begins = known.at[index - 1] if index else known.since
+        stops = known.at[index] if index < len(known.at) else known.until
+        if begins <= wall - offset < stops:
+            found.append(wall - offset)
+        elif index and known.ends[index - 1] <= wall < known.starts[index - 1]:
+            found.append(begins)
+    return found[0], found[-1]
 
 
 def _walk(rule: WallRule, known: Changes, after: int) -> int | None:

@@ -146,12 +146,14 @@ def build(
     calendar_start: datetime | None = None,
     gap: str = "shift",
     fold: str = "first",
+    spread_key: str = "",
 ) -> Timetable:
     """Return the timetable that a schedule's columns describe; columns of other kinds are ignored.
 
     Raise TimetableError whose ``field`` is the parameter at fault. Without
     ``interval_anchor`` the interval counts from 1970-01-01 UTC. ``calendar_start`` is naive
     local time of ``timezone``. ``gap`` and ``fold`` count for cron and calendar.
+    Where H is refused, the number to write instead comes from ``spread_key``.
     """
     check_timezone(timezone)
     if kind == "interval":
@@ -167,7 +169,7 @@ def build(
         raise TimetableError("kind", message % {"kind": str(kind)[:40], "kinds": ", ".join(KINDS)})
     gap, fold = _checked_choice("gap", gap, GAPS), _checked_choice("fold", fold, FOLDS)
     if kind == "cron":
-        expression = _occurring(canonical(cron))
+        expression = _occurring(canonical(cron, spread_key=spread_key))
         return Cron(expression=expression, timezone=timezone, gap=gap, fold=fold)
     unit = _checked_choice("calendar_unit", calendar_unit, UNITS)
     return CalendarInterval(

@@ -33,6 +33,7 @@ __all__ = [
 
 # Names that depend on the host or stand for no place.
 _REFUSED = frozenset({"localtime", "posixrules", "posix", "right", "Factory", "leapseconds"})
+_OF_THE_HOST = frozenset({"localtime", "posixrules", "local", "system"})
 _ABBREVIATIONS = {"wib": "Asia/Jakarta", "wita": "Asia/Makassar", "wit": "Asia/Jayapura"}
 _LONGEST_NAME = 64  # more than twice the longest name; bounds the search for a similar one
 
@@ -74,6 +75,12 @@ def check_timezone(name: str) -> str:
     if not shown:
         message = _("Time zone: empty. Write an IANA name such as Asia/Jakarta or UTC.")
         raise TimetableError("timezone", message)
+    if shown.strip().lower().removeprefix("/etc/") in _OF_THE_HOST:
+        message = _(
+            "Time zone %(name)r: differs from host to host. "
+            "Write an IANA name such as Asia/Jakarta or UTC."
+        )
+        raise TimetableError("timezone", message % {"name": shown}, token=shown)
     nearest = _nearest_name(shown)
     if nearest:
         message = _("Time zone %(name)r: not known. Did you mean %(nearest)s?")

@@ -70,6 +70,7 @@ __all__ = [
     "Span",
     "Timetable",
     "Union",
+    "WallTimetable",
     "build",
     "canonical",
     "check_timezone",

@@ -1,11 +1,10 @@
-"""All time maths: rules are checked here and turned into instants. The only user of croniter.
+"""All time maths: rules are checked here, turned into instants, and due instants planned.
 
-A timetable is a value (Cron, Interval or Once) that yields aware UTC instants. Pure: no
-models, no settings, no clock; the same text, zone and ``tzdata_version()`` give the same
-instants on every node. Croniter expands the fields of checked text; the walk over the
-calendar and the clock changes is done here.
+A timetable is a value (Cron, CalendarInterval, Interval, Once, Union) that yields aware UTC
+instants. Pure: no models, no settings, no clock; the same text, zone and
+``tzdata_version()`` give the same instants on every node.
 
-Cron follows Debian's cron at clock changes:
+Cron follows Debian's cron at clock changes, unless a rule's ``gap`` and ``fold`` differ:
 
 1. A rule is a wildcard if its minute or hour field starts with ``*``; otherwise it is fixed.
 2. Wildcard: every UTC minute whose local time matches; nothing in a gap, both passes of a fold.
@@ -14,31 +13,54 @@ Cron follows Debian's cron at clock changes:
 5. Larger jumps are corrections of the clock: nothing is made up, nothing is held back.
 6. Day and weekday both restricted: either suffices (OR); if one starts with ``*``: both (AND).
 
-Where a gap gives several minutes to one instant, that instant is one occurrence.
+Where a gap gives several minutes to one instant, that instant is one occurrence. Every N
+days, weeks or months counts as fixed.
 """
 
 from __future__ import annotations
 
-import abc
 import calendar
-import functools
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 
-from croniter import croniter
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app import cron_calendar, cron_grammar
+from distcron_app import zone_walk
+from distcron_app.cron_calendar import Policy, Rule
+from distcron_app.cron_fields import fields
 from distcron_app.cron_grammar import MAX_TEXT, CronFields, canonical
 from distcron_app.errors import TimetableError
+from distcron_app.kinds import (
+    EPOCH,
+    FOLDS,
+    GAPS,
+    MICROSECOND,
+    UNITS,
+    CalendarInterval,
+    Cron,
+    Interval,
+    Once,
+    Timetable,
+    Union,
+    WallTimetable,
+    as_utc,
+    parts,
+    second_of,
+)
 from distcron_app.zones import check_timezone, tzdata_version, zone
 
 __all__ = [
     "EPOCH",
+    "FOLDS",
+    "GAPS",
     "KINDS",
+    "MAX_CALENDAR_EVERY",
     "MAX_INTERVAL_SECONDS",
     "MAX_TEXT",
+    "UNITS",
+    "CalendarInterval",
     "ClockChange",
     "Cron",
     "CronFields",
@@ -47,6 +69,8 @@ __all__ = [
     "Plan",
     "Span",
     "Timetable",
+    "Union",
+    "WallTimetable",
     "build",
     "canonical",
     "check_timezone",
@@ -54,119 +78,24 @@ __all__ = [
     "fields",
     "first_after",
     "latest",
+    "parts",
     "plan",
     "tzdata_version",
     "zone",
 ]
 
-KINDS = ("cron", "interval", "once")
+KINDS = ("cron", "calendar", "interval", "once")
 MAX_INTERVAL_SECONDS = 31_536_000  # 365 days
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_CALENDAR_EVERY = {"days": 3660, "weeks": 520, "months": 120}  # ten years
 
-_MICROSECOND = timedelta(microseconds=1)
 # A fixed start makes the verdict the same at any time. 2000 to 2030 meet every pairing of
 # date and weekday, leap days included, and no skipped leap year. In days since 1970.
 _FIRST_OCCURRENCE_FROM = (date(2000, 1, 1) - EPOCH.date()).days
 _FIRST_OCCURRENCE_UNTIL = (date(2030, 1, 1) - EPOCH.date()).days
+_FIRST_YEAR, _LAST_YEAR = 1970, 2199  # of a calendar start: beyond is a slip of the hand
+_ANY_POLICY = Policy(shifts=True, first_pass=True, second_pass=False)
 _SHORTEST_CATCHUP = timedelta(minutes=5)
 _LONGEST_CATCHUP = timedelta(hours=24)
-
-
-class _Instants(abc.ABC):
-    """What every timetable can do. Instants in must be aware (ValueError), instants out are UTC."""
-
-    __slots__ = ()
-
-    @abc.abstractmethod
-    def next_after(self, after: datetime) -> datetime | None:
-        """Return the first instant strictly after ``after``; None if there is none any more."""
-
-    @abc.abstractmethod
-    def count(self, start: datetime, end: datetime) -> int:
-        """Return how many instants have start < instant <= end, without listing them."""
-
-    def between(
-        self, start: datetime, end: datetime, *, limit: int | None = None
-    ) -> Iterator[datetime]:
-        """Yield the instants with start < instant <= end in order, at most ``limit``."""
-        end = _utc(end)
-        instant = self.next_after(start)
-        while instant is not None and instant <= end and limit != 0:
-            yield instant
-            limit = None if limit is None else limit - 1
-            instant = self.next_after(instant)
-
-    def matches(self, at: datetime) -> bool:
-        """Return whether ``at`` is exactly one of the instants."""
-        at = _utc(at)
-        return self.next_after(at - _MICROSECOND) == at
-
-    def period_after(self, after: datetime) -> timedelta | None:
-        """Return the distance of the next two instants; None if there are not two."""
-        first = self.next_after(after)
-        second = first and self.next_after(first)
-        return second - first if first and second else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cron(_Instants):
-    """A cron rule in a time zone; ``expression`` is canonical. Instants are whole seconds."""
-
-    expression: str
-    timezone: str
-
-    def next_after(self, after: datetime) -> datetime | None:
-        """Return the first instant strictly after ``after``; None beyond 50 years."""
-        second = cron_calendar.next_second(_rule(self.expression), self.timezone, _second(after))
-        return None if second is None else EPOCH + timedelta(seconds=second)
-
-    def count(self, start: datetime, end: datetime) -> int:
-        """Return how many instants have start < instant <= end; costs months, not instants."""
-        return cron_calendar.count_seconds(
-            _rule(self.expression), self.timezone, _second(start), _second(end)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval(_Instants):
-    """Every ``seconds`` from ``anchor`` on, which is itself an instant. Knows no time zone."""
-
-    seconds: int
-    anchor: datetime
-
-    def next_after(self, after: datetime) -> datetime | None:
-        """Return the first instant strictly after ``after``."""
-        try:
-            return _utc(self.anchor) + (self._index(after) + 1) * timedelta(seconds=self.seconds)
-        except OverflowError:
-            return None
-
-    def count(self, start: datetime, end: datetime) -> int:
-        """Return how many instants have start < instant <= end."""
-        return max(0, self._index(end) - self._index(start))
-
-    def _index(self, at: datetime) -> int:
-        """Return the number of the newest instant at or before ``at``; -1 before the anchor."""
-        return max(-1, (_utc(at) - _utc(self.anchor)) // timedelta(seconds=self.seconds))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Once(_Instants):
-    """A single instant."""
-
-    at: datetime
-
-    def next_after(self, after: datetime) -> datetime | None:
-        """Return the instant if it is still to come."""
-        at = _utc(self.at)
-        return at if at > _utc(after) else None
-
-    def count(self, start: datetime, end: datetime) -> int:
-        """Return 1 if start < instant <= end, else 0."""
-        return int(_utc(start) < _utc(self.at) <= _utc(end))
-
-
-Timetable = Cron | Interval | Once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +125,13 @@ class ClockChange:
     """What a clock change did to one instant; ``wall`` is naive local time of the zone.
 
     ``kind`` is "gap": the rule's wall time ``wall`` did not exist and runs now instead.
-    Or "fold": the wall time ``wall`` happens twice and this is the first.
+    Or "fold": the wall time ``wall`` happens twice and this is the ``fold`` of them,
+    "first" or "second".
     """
 
     kind: str
     wall: datetime
+    fold: str = "first"
 
 
 def build(
@@ -211,15 +142,21 @@ def build(
     interval_seconds: int | None = None,
     interval_anchor: datetime | None = None,
     run_at: datetime | None = None,
+    calendar_every: int | None = None,
+    calendar_unit: str = "",
+    calendar_start: datetime | None = None,
+    gap: str = "shift",
+    fold: str = "first",
+    spread_key: str = "",
 ) -> Timetable:
     """Return the timetable that a schedule's columns describe; columns of other kinds are ignored.
 
     Raise TimetableError whose ``field`` is the parameter at fault. Without
-    ``interval_anchor`` the interval counts from 1970-01-01 UTC.
+    ``interval_anchor`` the interval counts from 1970-01-01 UTC. ``calendar_start`` is naive
+    local time of ``timezone``. ``gap`` and ``fold`` count for cron and calendar.
+    Where H is refused, the number to write instead comes from ``spread_key``.
     """
     check_timezone(timezone)
-    if kind == "cron":
-        return Cron(expression=_occurring(canonical(cron)), timezone=timezone)
     if kind == "interval":
         anchor = EPOCH if interval_anchor is None else interval_anchor
         return Interval(
@@ -228,32 +165,21 @@ def build(
         )
     if kind == "once":
         return Once(at=_checked_instant("run_at", run_at))
-    message = _("Kind %(kind)r: not known. Choose one of %(kinds)s.")
-    raise TimetableError("kind", message % {"kind": str(kind)[:40], "kinds": ", ".join(KINDS)})
-
-
-@functools.lru_cache(maxsize=16_384)
-def fields(expression: str) -> CronFields:
-    """Return the numbers that the rule means. Raise TimetableError if it is refused."""
-    text = canonical(expression)
-    columns = cron_grammar.terms(text)
-    minute, hour, day, month, weekday = (
-        ",".join(term.numeric for term in column if term.nth is None) or "*" for column in columns
-    )
-    numbers = _expanded(f"{minute} {hour} {day} {month} {weekday}")
-    only_special = [all(term.nth is not None for term in column) for column in columns]
-    starts_with_star = [column[0].numeric.startswith("*") for column in columns]
-    return CronFields(
-        minutes=numbers[0],
-        hours=numbers[1],
-        days=frozenset() if only_special[2] else numbers[2],
-        months=numbers[3],
-        weekdays=frozenset() if only_special[4] else numbers[4],
-        last_day=any(term.nth == 0 for term in columns[2]),
-        nth_weekdays=frozenset((term.number, term.nth) for term in columns[4] if term.nth),
-        last_weekdays=frozenset(term.number for term in columns[4] if term.nth == 0),
-        wildcard=starts_with_star[0] or starts_with_star[1],
-        day_or=not starts_with_star[2] and not starts_with_star[4],
+    if kind not in KINDS:
+        message = _("Kind %(kind)r: not known. Choose one of %(kinds)s.")
+        raise TimetableError("kind", message % {"kind": str(kind)[:40], "kinds": ", ".join(KINDS)})
+    gap, fold = _checked_choice("gap", gap, GAPS), _checked_choice("fold", fold, FOLDS)
+    if kind == "cron":
+        expression = _occurring(canonical(cron, spread_key=spread_key))
+        return Cron(expression=expression, timezone=timezone, gap=gap, fold=fold)
+    unit = _checked_choice("calendar_unit", calendar_unit, UNITS)
+    return CalendarInterval(
+        every=_checked_every(calendar_every, unit),
+        unit=unit,
+        start=_checked_start(calendar_start),
+        timezone=timezone,
+        gap=gap,
+        fold=fold,
     )
 
 
@@ -263,31 +189,28 @@ def first_after(
     *,
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
+    max_runs: int | None = None,
+    runs_so_far: int = 0,
 ) -> datetime | None:
-    """Return the first instant after ``after`` that has starts_at <= instant <= ends_at."""
+    """Return the first instant after ``after`` that has starts_at <= instant <= ends_at.
+
+    None if ``runs_so_far``, which the caller counts, has reached ``max_runs``.
+    """
+    if max_runs is not None and runs_so_far >= max_runs:
+        return None
     if starts_at is not None:
-        after = max(_utc(after), _utc(starts_at) - _MICROSECOND)
+        after = max(as_utc(after), as_utc(starts_at) - MICROSECOND)
     instant = timetable.next_after(after)
-    if instant is None or (ends_at is not None and instant > _utc(ends_at)):
+    if instant is None or (ends_at is not None and instant > as_utc(ends_at)):
         return None
     return instant
 
 
 def latest(timetable: Timetable, *, after: datetime, until: datetime) -> datetime | None:
-    """Return the newest instant with after < instant <= until, by bisection."""
-    high = end = _utc(until)
-    newest = timetable.next_after(after)
-    if newest is None or newest > end:
-        return None
-    low = newest
-    while high - low > _MICROSECOND:
-        middle = low + (high - low) / 2
-        found = timetable.next_after(middle)
-        if found is not None and found <= end:
-            low = newest = found
-        else:
-            high = middle
-    return newest
+    """Return the newest instant with after < instant <= until."""
+    until = as_utc(until)
+    newest = until if timetable.matches(until) else timetable.previous_before(until)
+    return newest if newest is not None and newest > as_utc(after) else None
 
 
 def plan(
@@ -298,6 +221,8 @@ def plan(
     misfire_grace: timedelta,
     catchup_window: timedelta | None = None,
     ends_at: datetime | None = None,
+    max_runs: int | None = None,
+    runs_so_far: int = 0,
 ) -> Plan:
     """Decide about the due instants from ``due_from``, the oldest, to ``now``.
 
@@ -306,24 +231,49 @@ def plan(
        rest runs, and the others are coalesced into it.
     3. ``next`` is the first instant after those decided upon, computed from the planned
        instant and never from the clock; None beyond ``ends_at``.
+    4. At most ``max_runs`` run, ``runs_so_far`` included; then nothing is next.
 
     ``catchup_window`` defaults to the period of the timetable, at least 5 minutes and at
     most 24 h. Costs months of outage, not instants.
     """
-    due_from, now = _utc(due_from), _utc(now)
-    until = now if ends_at is None else min(now, _utc(ends_at))
+    left = None if max_runs is None else max_runs - runs_so_far
+    if left is not None and left <= 0:
+        return Plan(run=None, next=None)
+    planned = _unlimited_plan(
+        timetable,
+        due_from=due_from,
+        now=now,
+        misfire_grace=misfire_grace,
+        catchup_window=catchup_window,
+        ends_at=ends_at,
+    )
+    is_last = left == 1 and planned.run is not None
+    return dataclasses.replace(planned, next=None) if is_last else planned
+
+
+def _unlimited_plan(
+    timetable: Timetable,
+    *,
+    due_from: datetime,
+    now: datetime,
+    misfire_grace: timedelta,
+    catchup_window: timedelta | None,
+    ends_at: datetime | None,
+) -> Plan:
+    due_from, now = as_utc(due_from), as_utc(now)
+    until = now if ends_at is None else min(now, as_utc(ends_at))
     if due_from > until:
         return Plan(run=None, next=due_from if ends_at is None or due_from <= ends_at else None)
     if now - due_from <= misfire_grace:
         return Plan(run=due_from, next=first_after(timetable, due_from, ends_at=ends_at))
     if catchup_window is None:
         catchup_window = _default_catchup(timetable, due_from)
-    before = due_from - _MICROSECOND
-    cut = max(before, min(now - catchup_window - _MICROSECOND, until))
+    before = due_from - MICROSECOND
+    cut = max(before, min(now - catchup_window - MICROSECOND, until))
     run = latest(timetable, after=cut, until=until)
     return Plan(
         run=run,
-        coalesced=_span(timetable, after=cut, until=run - _MICROSECOND) if run else None,
+        coalesced=_span(timetable, after=cut, until=run - MICROSECOND) if run else None,
         misfired=_span(timetable, after=before, until=cut),
         next=first_after(timetable, until, ends_at=ends_at),
     )
@@ -332,33 +282,65 @@ def plan(
 def clock_change(timetable: Timetable, at: datetime) -> ClockChange | None:
     """Return what a clock change did to the instant ``at`` of the timetable, if anything.
 
-    Only fixed cron rules are moved or held back; for every other timetable None.
+    Only fixed cron rules and calendar intervals are moved or held back; of a union, the
+    first rule that was counts.
     """
-    if not isinstance(timetable, Cron) or not timetable.matches(at):
-        return None
-    rule, second = _rule(timetable.expression), _second(at)
-    moved = cron_calendar.moved_wall(rule, timetable.timezone, second)
+    for rule in parts(timetable):
+        if isinstance(rule, WallTimetable) and rule.matches(at):
+            change = _change_of(rule, second_of(at))
+            if change is not None:
+                return change
+    return None
+
+
+def _change_of(timetable: WallTimetable, second: int) -> ClockChange | None:
+    rule = timetable.rule
+    moved = zone_walk.moved_wall(rule, timetable.timezone, second)
     if moved is not None:
         return ClockChange(kind="gap", wall=_naive(moved))
-    repeated = cron_calendar.repeated_wall(rule, timetable.timezone, second)
-    return None if repeated is None else ClockChange(kind="fold", wall=_naive(repeated))
-
-
-def _utc(at: datetime) -> datetime:
-    if at.tzinfo is None or at.utcoffset() is None:
-        raise ValueError(f"Instant {at!r}: has no time zone. Pass an aware datetime.")
-    return at.astimezone(UTC)
-
-
-def _second(at: datetime) -> int:
-    if at.tzinfo is not UTC:
-        at = _utc(at)
-    elapsed = at - EPOCH
-    return elapsed.days * 86_400 + elapsed.seconds
+    repeated = zone_walk.repeated_wall(rule, timetable.timezone, second)
+    if repeated is None:
+        return None
+    fold = "first" if rule.policy.first_pass else "second"
+    return ClockChange(kind="fold", wall=_naive(repeated), fold=fold)
 
 
 def _naive(wall: int) -> datetime:
     return EPOCH.replace(tzinfo=None) + timedelta(seconds=wall)
+
+
+def _checked_choice(field: str, value: str, allowed: Sequence[str]) -> str:
+    if value in allowed:
+        return value
+    message = _("%(field)s %(value)r: not known. Choose one of %(allowed)s.")
+    label = field.replace("_", " ").capitalize()
+    facts = {"field": label, "value": str(value)[:40], "allowed": ", ".join(allowed)}
+    raise TimetableError(field, message % facts)
+
+
+def _checked_every(every: int | None, unit: str) -> int:
+    largest = MAX_CALENDAR_EVERY[unit]
+    is_whole = isinstance(every, int) and not isinstance(every, bool)
+    if is_whole and every is not None and 1 <= every <= largest:
+        return every
+    message = _("Every %(every)r %(unit)s: must be a whole number from 1 to %(largest)d.")
+    facts = {"every": str(every)[:40], "unit": unit, "largest": largest}
+    raise TimetableError("calendar_every", message % facts)
+
+
+def _checked_start(start: datetime | None) -> datetime:
+    if start is None:
+        raise TimetableError("calendar_start", _("Start: missing. Give a local date and time."))
+    if not isinstance(start, datetime) or start.tzinfo is not None:
+        message = _("Start %(start)r: must be local date and time without a time zone.")
+    elif start.second or start.microsecond:
+        message = _("Start %(start)r: must be a whole minute. Leave out the seconds.")
+    elif not _FIRST_YEAR <= start.year <= _LAST_YEAR:
+        message = _("Start %(start)r: year must be from %(first)d to %(last)d.")
+    else:
+        return start
+    facts = {"start": str(start)[:40], "first": _FIRST_YEAR, "last": _LAST_YEAR}
+    raise TimetableError("calendar_start", message % facts)
 
 
 def _checked_seconds(seconds: int | None) -> int:
@@ -374,7 +356,7 @@ def _checked_instant(field: str, at: datetime | None) -> datetime:
     if at is None:
         raise TimetableError(field, _("Time: missing. Give a date, a time and a time zone."))
     try:
-        return _utc(at)
+        return as_utc(at)
     except (ValueError, AttributeError, OverflowError):
         message = _("Time %(at)r: must be an aware datetime. Give a date, a time and a time zone.")
         raise TimetableError(field, message % {"at": str(at)[:40]}) from None
@@ -382,7 +364,7 @@ def _checked_instant(field: str, at: datetime | None) -> datetime:
 
 def _occurring(expression: str) -> str:
     """Return the canonical rule. Raise TimetableError if it has no date within 30 years."""
-    first = _rule(expression).next_day(_FIRST_OCCURRENCE_FROM)
+    first = Rule(fields(expression), _ANY_POLICY).next_day(_FIRST_OCCURRENCE_FROM)
     if first is not None and first < _FIRST_OCCURRENCE_UNTIL:
         return expression
     expanded = fields(expression)
@@ -402,21 +384,6 @@ def _occurring(expression: str) -> str:
 
 def _longest(month: int) -> int:
     return calendar.monthrange(2000, month)[1]
-
-
-def _expanded(text: str) -> list[frozenset[int]]:
-    """Return the numbers of five numeric fields, as croniter expands them."""
-    columns, _nth = croniter.expand(text)
-    found = []
-    for field, column in zip(cron_grammar.FIELDS, columns, strict=True):
-        every = range(field.first, field.top + 1)
-        found.append(frozenset(every if column == ["*"] else map(int, column)))
-    return found
-
-
-@functools.lru_cache(maxsize=16_384)
-def _rule(expression: str) -> cron_calendar.Rule:
-    return cron_calendar.Rule(fields(expression))
 
 
 def _default_catchup(timetable: Timetable, due_from: datetime) -> timedelta:

@@ -6,7 +6,7 @@ hash of what is given and from no random state. Pure.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.utils.translation import gettext_lazy as _
 
@@ -14,7 +14,7 @@ from distcron_app.errors import TimetableError
 from distcron_app.hashing import stable_fraction
 from distcron_app.kinds import EPOCH, MICROSECOND, as_utc
 
-__all__ = ["MAX_OFFSET_SECONDS", "SPREADS", "offset_seconds"]
+__all__ = ["MAX_OFFSET_SECONDS", "SPREADS", "offset_seconds", "spread_instant"]
 
 SPREADS = ("random", "hashed")
 MAX_OFFSET_SECONDS = 86_400
@@ -37,3 +37,11 @@ def offset_seconds(kind: str, limit: float, key: str, instant: datetime) -> floa
         raise TimetableError("spread_seconds", message % facts)
     at = "" if kind == "hashed" else str((as_utc(instant) - EPOCH) // MICROSECOND)
     return stable_fraction(kind, key, at) * limit
+
+
+def spread_instant(kind: str, limit: float, key: str, instant: datetime) -> datetime:
+    """Return ``instant`` plus its offset, in whole milliseconds; the same on every node."""
+    if not limit:
+        return instant
+    milliseconds = int(offset_seconds(kind, limit, key, instant) * 1000)
+    return instant + timedelta(milliseconds=milliseconds)

@@ -281,9 +281,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
     if decision.run_at is not None:
         due_at = decision.due_at or decision.run_at
         rows.append(
-            _Wanted(
-                decision.schedule_id, decision.run_at, due_at, owner_token=decision.owner_token
-            )
+            _Wanted(decision.schedule_id, decision.run_at, due_at, owner_token=decision.owner_token)
         )
     return rows
 

@@ -85,7 +85,7 @@ def test_without_redis_the_database_alone_decides_and_the_nodes_say_so(
 
     assert cluster.finish_and_check() == []
     ran = [run for run in cluster.runs(state="succeeded") if gone_at < run["due_at"] < back_at]
-    assert len(ran) >= SCHEDULES * (int(OUTAGE_SECONDS) - 1)
+    assert len(ran) > SCHEDULES * OUTAGE_SECONDS / 2
     assert max(run["started_at"] - run["due_at"] for run in ran).total_seconds() < 3
 
 

@@ -136,16 +136,23 @@ def test_a_node_paused_past_its_lease_cannot_finish_a_run_that_was_attempted_aga
 
     owner.send_group(signal.SIGSTOP)
     wait_for_begin(cluster, schedule, count=2)
-    cluster.gate().touch()
-    done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
+    second = cluster.wait_for_run("held", state="running", id=run["id"])
+    cluster.gate("gate-1").touch()
     owner.send_group(signal.SIGCONT)
     owner.wait_for_event("report_rejected", run=run["id"])
 
+    assert cluster.run(run["id"]) == second
+    assert (second["attempt"], str(second["node_id"])) == (2, other.ids()[-1])
     (attempt,) = cluster.attempts(run["id"])
     assert (attempt["reason"], attempt["late_state"]) == ("node_died", "succeeded")
-    assert attempt["late_at"] > done["finished_at"]
-    assert cluster.run(run["id"]) == done
-    assert (done["attempt"], str(done["node_id"]), done["late"]) == (2, other.ids()[-1], False)
+    assert attempt["late_at"] > second["started_at"]
+    cluster.gate().touch()
+    done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
+    assert (done["attempt"], done["fencing_token"], done["late"]) == (
+        2,
+        second["fencing_token"],
+        False,
+    )
     assert_it_goes_on_under_a_new_id(cluster, owner)
     assert cluster.finish_and_check() == []
 

@@ -93,9 +93,14 @@ class Keeper:
 
     @property
     def database_up_seconds(self) -> float:
-        """Return for how long the database has answered without a fault; 0 while it is away."""
-        up_since = self._up_since
-        return 0.0 if up_since is None else self._clock.monotonic() - up_since
+        """Return for how long the database has answered this process without a gap of a lease.
+
+        0 while it is away, and while this process has not heard from it since it was paused.
+        """
+        up_since, now = self._up_since, self._clock.monotonic()
+        if up_since is None or now - self._acknowledged_at >= self._config.node_lease_seconds:
+            return 0.0
+        return now - up_since
 
     @property
     def clock_offset_ms(self) -> int:
@@ -150,7 +155,10 @@ class Keeper:
             self._up_since = None
             return False
         with self._lock:
-            if self._up_since is None:
+            gap = sent_at - self._acknowledged_at
+            if self._up_since is None or gap >= self._config.node_lease_seconds:
+                # After a pause of this process, as after an outage: others may have been
+                # paused with it, and their heartbeats deserve the time to arrive.
                 self._up_since = sent_at
             if alive:
                 self._acknowledged_at = sent_at

@@ -295,8 +295,8 @@ class TestOverlap:
     def test_a_long_run_overlaps_what_is_behind_it(self, backend: Counting) -> None:
         schedule = due(every=1, seconds_ago=3)
         member = Member(backend)
-        (run,) = member.tick().claimed.runs
         began = database_now()
+        (run,) = member.tick().claimed.runs
 
         def skipped() -> bool:
             return bool(member.tick().claimed.skipped)

@@ -159,10 +159,8 @@ def assert_it_goes_on_under_a_new_id(cluster: Cluster, node: Node) -> None:
     assert [run["id"] for run in cluster.runs(node_id=old)] == claimed
 
 
-def test_a_node_that_is_alone_and_was_paused_past_its_lease_repeats_nothing(
-    cluster: Cluster,
-) -> None:
-    node = cluster.start_node()
+def test_nodes_that_were_all_paused_past_their_leases_repeat_nothing(cluster: Cluster) -> None:
+    nodes = cluster.start_nodes(2)
     schedule = cluster.add(
         "held",
         "hold",
@@ -173,19 +171,29 @@ def test_a_node_that_is_alone_and_was_paused_past_its_lease_repeats_nothing(
     )
     run = cluster.wait_for_run("held", state="running")
     wait_for_begin(cluster, schedule)
-    expired = "SELECT count(*) FROM distcron_node WHERE expires_at < clock_timestamp()"
 
-    node.signal_group(signal.SIGSTOP)
-    wait_for(lambda: cluster.database.value(expired) == 1, PATIENCE_SECONDS, "the lease to end")
-    node.signal_group(signal.SIGCONT)
-    alive = "SELECT count(*) FROM distcron_node WHERE expires_at > clock_timestamp()"
-    wait_for(lambda: cluster.database.value(alive) == 1, PATIENCE_SECONDS, "the heartbeat")
-    cluster.pass_seconds(LEASE_SECONDS + 1)
+    for node in nodes:
+        node.signal_group(signal.SIGSTOP)
+    wait_for(lambda: alive_count(cluster) == 0, PATIENCE_SECONDS, "the end of both leases")
+    for node in nodes:
+        node.signal_group(signal.SIGCONT)
+    wait_for(lambda: alive_count(cluster) == 2, PATIENCE_SECONDS, "both heartbeats")
+    cluster.pass_seconds(LEASE_SECONDS)
     cluster.gate().touch()
     done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
 
     assert (done["attempt"], done["recoveries"]) == (1, 0)
+    assert [len(node.ids()) for node in nodes] == [1, 1]
     assert cluster.finish_and_check(lag_seconds=3600) == []
+
+
+def alive_count(cluster: Cluster) -> int:
+    """Return how many members have a lease that has not ended."""
+    count: int = cluster.database.value(
+        "SELECT count(*) FROM distcron_node WHERE state = 'active' "
+        "AND expires_at > clock_timestamp()"
+    )
+    return count
 
 
 def test_a_job_that_holds_the_interpreter_past_the_lease_does_not_make_its_node_look_dead(

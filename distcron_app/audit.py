@@ -109,7 +109,7 @@ def shown(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> 
 def _sentence(entry: AuditEntry) -> str:
     difference = shown(entry.before, entry.after)
     parts = [
-        entry.verb.replace("_", " "),
+        entry.get_verb_display(),
         entry.reason and f"“{entry.reason}”",
         difference and f"({difference})",
     ]

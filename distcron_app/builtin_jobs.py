@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from django.core.management import call_command
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from distcron_app import capture
 from distcron_app.clock import Clock
@@ -30,6 +31,11 @@ __all__ = ["ProgramFailed", "management_command", "shell_command"]
 MANAGEMENT_COMMAND = "distcron.management_command"
 SHELL_COMMAND = "distcron.shell_command"
 
+# The first lines of the docstrings, for the translators: the form of schedules shows them.
+SUMMARIES = (
+    gettext_noop("Run a management command of this project."),
+    gettext_noop("Run a program, without a shell."),
+)
 # Between SIGTERM and SIGKILL.
 STOP_GRACE_SECONDS = 5.0
 # Longest time until an exit, a cancel or the timeout is noticed.

@@ -11,6 +11,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.utils.translation import gettext as _
 
 from distcron_app import conf, timetable
 from distcron_app.errors import TimetableError
@@ -46,15 +47,15 @@ def check_zone(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[C
         found.append(
             Warning(
                 f"TIME_ZONE: {error}",
-                hint="New schedules take this zone by default; name one such as 'Asia/Jakarta'.",
+                hint=_("New schedules take this zone by default; name one such as 'Asia/Jakarta'."),
                 id=W002,
             )
         )
     if not settings.USE_TZ:
         found.append(
             Warning(
-                "USE_TZ is False: other apps of this project see naive local times.",
-                hint="distcron stores and computes in UTC all the same. Set USE_TZ = True.",
+                _("USE_TZ is False: other apps of this project see naive local times."),
+                hint=_("distcron stores and computes in UTC all the same. Set USE_TZ = True."),
                 id=W003,
             )
         )
@@ -82,8 +83,8 @@ def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         return []
     return [
         Warning(
-            f"SQLite without {', '.join(lacking)}: nodes may be locked out, or forget a claim "
-            "after a power loss.",
+            _("SQLite without %s: nodes may be locked out, or forget a claim after a power loss.")
+            % ", ".join(lacking),
             hint='OPTIONS = {"transaction_mode": "IMMEDIATE", "timeout": 10, "init_command": '
             '"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"}',
             id=W004,

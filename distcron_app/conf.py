@@ -19,6 +19,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
+from django.utils.translation import gettext as _
 
 from distcron_app.errors import ConfigurationError
 
@@ -130,7 +131,9 @@ def _given() -> Mapping[str, Any]:
 def _read(given: object) -> tuple[Config, list[ConfigurationError]]:
     if not isinstance(given, Mapping):
         problem = ConfigurationError(
-            "*", f"must be a dict, got {type(given).__name__}.", "Write DISTCRON = {...}."
+            "*",
+            _("must be a dict, got %s.") % type(given).__name__,
+            _("Write DISTCRON = {...}."),
         )
         return Config(), [problem]
     values: dict[str, Any] = {}
@@ -148,8 +151,8 @@ def _read(given: object) -> tuple[Config, list[ConfigurationError]]:
 def _checked(key: str, value: Any) -> Any:
     if key not in _FIELDS:
         nearest = difflib.get_close_matches(key.upper(), _FIELDS, n=1, cutoff=0.5)
-        fix = f"Did you mean {nearest[0]!r}?" if nearest else f"Known keys: {', '.join(_FIELDS)}."
-        raise ConfigurationError(key, "is not a known setting.", fix)
+        fix = _("Did you mean %r?") % nearest[0] if nearest else _known_keys()
+        raise ConfigurationError(key, _("is not a known setting."), fix)
     default = _FIELDS[key].default
     if isinstance(default, tuple):
         return _checked_names(key, value)
@@ -157,18 +160,22 @@ def _checked(key: str, value: Any) -> Any:
     if not isinstance(value, accepted) or isinstance(value, bool):
         raise ConfigurationError(
             key,
-            f"must be {accepted[-1].__name__}, got {value!r} ({type(value).__name__}).",
-            f"The default is {default!r}.",
+            _("must be %(type)s, got %(value)r (%(given)s).")
+            % {"type": accepted[-1].__name__, "value": value, "given": type(value).__name__},
+            _("The default is %r.") % (default,),
         )
     if key == "LOCK_BACKEND" and value not in LOCK_BACKENDS:
         raise ConfigurationError(
-            key, f"got {value!r}.", f"Choose one of {', '.join(LOCK_BACKENDS)}."
+            key, _("got %r.") % value, _("Choose one of %s.") % ", ".join(LOCK_BACKENDS)
         )
     low, high = _RANGES.get(key, (None, None))
     number: Any = value
     if low is not None and high is not None and not low <= number <= high:
         raise ConfigurationError(
-            key, f"got {value!r}, allowed {low:g} to {high:g}.", f"The default is {default!r}."
+            key,
+            _("got %(value)r, allowed %(low)g to %(high)g.")
+            % {"value": value, "low": low, "high": high},
+            _("The default is %r.") % (default,),
         )
     return value
 
@@ -177,8 +184,14 @@ def _checked_names(key: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(item, str) and item for item in value):
         return tuple(value)
     raise ConfigurationError(
-        key, f"must be a list of strings, got {value!r}.", 'Write ["one", "two"], or [] for none.'
+        key,
+        _("must be a list of strings, got %r.") % (value,),
+        _('Write ["one", "two"], or [] for none.'),
     )
+
+
+def _known_keys() -> str:
+    return _("Known keys: %s.") % ", ".join(_FIELDS)
 
 
 def _contradictions(config: Config) -> list[ConfigurationError]:
@@ -187,23 +200,23 @@ def _contradictions(config: Config) -> list[ConfigurationError]:
         found.append(
             ConfigurationError(
                 "HEARTBEAT_SECONDS",
-                f"{config.heartbeat_seconds:g} s leaves no second try within "
-                f"NODE_LEASE_SECONDS ({config.node_lease_seconds:g} s).",
-                "Make it at most half of the lease.",
+                _("%(heartbeat)g s leaves no second try within NODE_LEASE_SECONDS (%(lease)g s).")
+                % {"heartbeat": config.heartbeat_seconds, "lease": config.node_lease_seconds},
+                _("Make it at most half of the lease."),
             )
         )
     if not config.namespace or not config.namespace.isascii() or set(config.namespace) & set("{} "):
         found.append(
             ConfigurationError(
                 "NAMESPACE",
-                f"got {config.namespace!r}.",
-                "Use ASCII letters, digits, '-' and '_': it is part of every Redis key.",
+                _("got %r.") % config.namespace,
+                _("Use ASCII letters, digits, '-' and '_': it is part of every Redis key."),
             )
         )
     return found
 
 
-def _forget(*, setting: str, **_: object) -> None:
+def _forget(*, setting: str, **_facts: object) -> None:
     if setting in ("DISTCRON", "CACHES"):
         _load.cache_clear()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 from zoneinfo import ZoneInfo
 
+from django.utils import formats
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -227,8 +228,10 @@ def _numbers(run_ids: Sequence[int]) -> str:
 
 def _seconds(seconds: float) -> str:
     if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+        return _("%s ms") % round(seconds * 1000)
+    if seconds < 100:
+        return _("%s s") % formats.number_format(seconds, 2)
+    return _("%s min") % formats.number_format(seconds / 60, 1)
 
 
 def _one_line(text: str) -> str:

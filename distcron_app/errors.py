@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from django.utils.translation import gettext as _
+
 __all__ = [
     "ConfigurationError",
     "DistcronError",
@@ -76,8 +78,10 @@ class UnknownJob(JobError):
     """No job is registered under ``name``; ``nearest`` lists similar names."""
 
     def __init__(self, name: str, nearest: tuple[str, ...] = ()) -> None:
-        hint = f" Did you mean {', '.join(map(repr, nearest))}?" if nearest else ""
-        super().__init__(f"Job {name!r}: not registered.{hint}")
+        text = _("Job %(name)r: not registered.")
+        if nearest:
+            text = _("Job %(name)r: not registered. Did you mean %(nearest)s?")
+        super().__init__(text % {"name": name, "nearest": ", ".join(map(repr, nearest))})
         self.name = name
         self.nearest = nearest
 
@@ -97,7 +101,7 @@ class InvalidArguments(JobError, ValueError):
 
     def __init__(self, name: str, problems: Mapping[str, object]) -> None:
         listed = "; ".join(f"{parameter}: {message}" for parameter, message in problems.items())
-        super().__init__(f"Job {name!r}: {listed}")
+        super().__init__(_("Job %(name)r: %(problems)s") % {"name": name, "problems": listed})
         self.name = name
         self.problems = dict(problems)
 
@@ -113,7 +117,8 @@ class LockUnavailable(LockError):
     """
 
     def __init__(self, backend: str, cause: str) -> None:
-        super().__init__(f"Lock backend {backend!r}: unavailable, {cause}.")
+        text = _("Lock backend %(backend)r: unavailable, %(cause)s.")
+        super().__init__(text % {"backend": backend, "cause": cause})
         self.backend = backend
         self.cause = cause
 
@@ -131,10 +136,11 @@ class StaleVersion(DistcronError):
     """The row was saved by somebody else since it was read; nothing was written."""
 
     def __init__(self, label: str, seen: int) -> None:
-        super().__init__(
-            f"Schedule {label!r}: changed by somebody else since version {seen} was read. "
+        text = _(
+            "Schedule %(label)r: changed by somebody else since version %(seen)s was read. "
             "Reload it, compare, and save again."
         )
+        super().__init__(text % {"label": label, "seen": seen})
         self.label = label
         self.seen = seen
 
@@ -143,6 +149,7 @@ class ScheduleBusy(DistcronError):
     """A run of the schedule is active and its overlap policy allows no second one."""
 
     def __init__(self, label: str, blocked_by: int) -> None:
-        super().__init__(f"Schedule {label!r}: busy, blocked by run {blocked_by}.")
+        text = _("Schedule %(label)r: busy, blocked by run %(run)s.")
+        super().__init__(text % {"label": label, "run": blocked_by})
         self.label = label
         self.blocked_by = blocked_by

@@ -258,7 +258,8 @@ class ConfirmForm(forms.Form):
 
 
 def _label(job: registry.Job) -> str:
-    return f"{job.name} — {job.summary}" if job.summary else job.name
+    # The first line of a docstring may be in the catalogue of the project that wrote it.
+    return f"{job.name} — {_(job.summary)}" if job.summary else job.name
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
@@ -630,7 +631,7 @@ class RunOutput(models.Model):
         verbose_name_plural = _("run outputs")
 
     def __str__(self) -> str:
-        return f"output of run {self.run_id}"
+        return gettext("output of run %s") % self.run_id
 
 
 class Attempt(models.Model):
@@ -654,7 +655,9 @@ class Attempt(models.Model):
     ended_at = InstantField(_("ended"))
     reason = models.CharField(_("reason"), max_length=20, choices=Run.Reason)
     # What the attempt's own node reported after it had been superseded; it changed no run.
-    late_state = models.CharField(_("late report"), max_length=10, blank=True, default="")
+    late_state = models.CharField(
+        _("late report"), max_length=10, choices=Run.State, blank=True, default=""
+    )
     late_at = InstantField(_("late report at"), null=True)
 
     class Meta:
@@ -666,11 +669,25 @@ class Attempt(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"attempt {self.number} of run {self.run_id}"
+        facts = {"number": self.number, "run": self.run_id}
+        return gettext("attempt %(number)s of run %(run)s") % facts
 
 
 class AuditEntry(models.Model):
     """Who did what to which object, and why. Rows are only ever added."""
+
+    class Via(models.TextChoices):
+        ADMIN = "admin", _("admin")
+        DASHBOARD = "dashboard", _("dashboard")
+        CLI = "cli", _("command line")
+
+    class Verb(models.TextChoices):
+        ADD = "add", pgettext_lazy("verb", "add")
+        CHANGE = "change", pgettext_lazy("verb", "change")
+        DELETE = "delete", pgettext_lazy("verb", "delete")
+        RUN_NOW = "run_now", _("run now")
+        PAUSE = "pause", _("pause")
+        RESUME = "resume", _("resume")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(
@@ -682,8 +699,8 @@ class AuditEntry(models.Model):
         verbose_name=_("user"),
     )
     actor = models.CharField(_("actor"), max_length=150)
-    via = models.CharField(_("via"), max_length=20)
-    verb = models.CharField(_("verb"), max_length=30)
+    via = models.CharField(_("via"), max_length=20, choices=Via)
+    verb = models.CharField(_("verb"), max_length=30, choices=Verb)
     object_type = models.CharField(_("object type"), max_length=30)
     object_id = models.CharField(_("object id"), max_length=40)
     object_label = models.CharField(_("object"), max_length=200)
@@ -700,4 +717,4 @@ class AuditEntry(models.Model):
         indexes = [models.Index(fields=["object_type", "object_id"], name="distcron_audit_object")]
 
     def __str__(self) -> str:
-        return f"{self.actor}: {self.verb} {self.object_label}"
+        return f"{self.actor}: {self.get_verb_display()} {self.object_label}"

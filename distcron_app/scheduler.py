@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+from django.utils.translation import gettext as _
 
 from distcron_app import lifecycle, nodes, signals
 from distcron_app.clock import Clock
@@ -443,9 +444,11 @@ class Scheduler:
         if bool(cause) != bool(self._lock_cause):
             self._report("locks_away" if cause else "locks_back", cause=cause)
         self._lock_cause = cause
-        alerts = [f"locks unavailable, the database decides alone: {cause}"] if cause else []
+        alerts = []
+        if cause:
+            alerts.append(_("locks unavailable, the database decides alone: %s") % cause)
         if abs(self._keeper.clock_offset_ms) > CLOCK_OFFSET_ALERT_MS:
-            alerts.append(f"host clock is off by {self._keeper.clock_offset_ms} ms")
+            alerts.append(_("host clock is off by %d ms") % self._keeper.clock_offset_ms)
         self._keeper.alert = "; ".join(alerts)
 
     # --- stopping -----------------------------------------------------------------

@@ -81,6 +81,7 @@ LANGUAGE_CODE = os.environ.get("DJANGO_LANGUAGE", "en")
 LANGUAGES = [("en", "English"), ("id", "Bahasa Indonesia")]
 TIME_ZONE = os.environ.get("DJANGO_TIME_ZONE", "Asia/Jakarta")
 USE_I18N = True
+LOCALE_PATHS = [BASE_DIR / "project" / "locale"]
 USE_TZ = True
 
 STATIC_URL = "static/"

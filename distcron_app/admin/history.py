@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest
+from django.utils import formats
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -157,7 +158,7 @@ class RunAdmin(ReadOnly, _RunAdmin):
     @admin.display(description=gettext_lazy("duration"))
     def duration_shown(self, run: Run) -> str:
         seconds = run.duration_seconds
-        return "–" if seconds is None else _("%.1f s") % seconds
+        return "–" if seconds is None else _("%s s") % formats.number_format(seconds, 1)
 
     @admin.display(description=gettext_lazy("reason"))
     def reason_shown(self, run: Run) -> str:
@@ -253,7 +254,7 @@ class AuditEntryAdmin(ReadOnly, _AuditEntryAdmin):
         "user",
         "via",
         "verb",
-        "object_type",
+        "type_shown",
         "object_shown",
         "reason",
         "before_shown",
@@ -266,6 +267,11 @@ class AuditEntryAdmin(ReadOnly, _AuditEntryAdmin):
     @admin.display(description=gettext_lazy("at"))
     def at_shown(self, entry: AuditEntry) -> str:
         return display.instant(entry.at)
+
+    @admin.display(description=gettext_lazy("object type"))
+    def type_shown(self, entry: AuditEntry) -> str:
+        is_schedule = entry.object_type == Schedule._meta.model_name
+        return str(Schedule._meta.verbose_name) if is_schedule else entry.object_type
 
     @admin.display(description=gettext_lazy("object"))
     def object_shown(self, entry: AuditEntry) -> str:

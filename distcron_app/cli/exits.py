@@ -68,7 +68,7 @@ def errors_as_exits() -> Iterator[None]:
 def _arguments_text(error: InvalidArguments) -> str:
     return "; ".join(
         # The registry's name for what concerns all of them.
-        f"{'arguments' if parameter == WHOLE else parameter}: {message}"
+        f"{_('arguments') if parameter == WHOLE else parameter}: {message}"
         for parameter, message in error.problems.items()
     )
 

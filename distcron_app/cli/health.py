@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import connection
 from django.db.models import Count, Max
+from django.utils import formats
 from django.utils.translation import gettext as _
 
 import distcron_app
@@ -130,14 +131,17 @@ def _recent_states() -> dict[str, int]:
 
 
 def _rows(status: _Status) -> list[list[Cell | str]]:
-    answer = _("%(name)s, answers in %(ms).1f ms")
+    answer = _("%(name)s, answers in %(ms)s ms")
     locks = (
         _("%(name)s, does not answer: %(cause)s")
         % {"name": status.locks, "cause": status.locks_problem}
         if status.locks_ms is None
-        else answer % {"name": status.locks, "ms": status.locks_ms}
+        else answer % {"name": status.locks, "ms": formats.number_format(status.locks_ms, 1)}
     )
-    database = answer % {"name": status.database, "ms": status.database_ms}
+    database = answer % {
+        "name": status.database,
+        "ms": formats.number_format(status.database_ms, 1),
+    }
     return [
         _row(True, _("database"), database),
         _row(status.locks_ms is not None, _("locks"), locks),

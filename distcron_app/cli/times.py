@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, tzinfo
 
-from django.utils import dateformat
+from django.utils import dateformat, formats
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -102,7 +102,9 @@ def span_text(seconds: float) -> str:
 
 def duration_text(seconds: float) -> str:
     """Return how long something took, as in ``4.9 s`` or ``2 m``."""
-    return _("%.1f s") % seconds if seconds < _MINUTE else span_text(seconds)
+    if seconds >= _MINUTE:
+        return span_text(seconds)
+    return _("%s s") % formats.number_format(round(seconds, 1), 1)
 
 
 def parse_from(text: str, zone_name: str) -> datetime:

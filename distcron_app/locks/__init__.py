@@ -6,6 +6,7 @@ import os
 import threading
 
 from django.core.signals import setting_changed
+from django.utils.translation import gettext as _
 
 from distcron_app.conf import Config, get_config
 from distcron_app.errors import ConfigurationError
@@ -66,18 +67,19 @@ def _require_timeouts(alias: str) -> None:
     except Exception as error:
         raise ConfigurationError(
             "REDIS_ALIAS",
-            f"cache alias {alias!r} has no usable Redis client, {type(error).__name__}: {error}.",
-            "Define it in CACHES with the backend django_redis.cache.RedisCache.",
+            _("cache alias %(alias)r has no usable Redis client, %(kind)s: %(error)s.")
+            % {"alias": alias, "kind": type(error).__name__, "error": error},
+            _("Define it in CACHES with the backend django_redis.cache.RedisCache."),
         ) from error
     if None in timeouts:
         raise ConfigurationError(
             "REDIS_ALIAS",
-            f"cache alias {alias!r} has no time limit, so a hung Redis would stop the node.",
-            "Set SOCKET_TIMEOUT and SOCKET_CONNECT_TIMEOUT to 0.5 in its OPTIONS.",
+            _("cache alias %r has no time limit, so a hung Redis would stop the node.") % alias,
+            _("Set SOCKET_TIMEOUT and SOCKET_CONNECT_TIMEOUT to 0.5 in its OPTIONS."),
         )
 
 
-def _forget(*, setting: str, **_: object) -> None:
+def _forget(*, setting: str, **_facts: object) -> None:
     if setting in ("DISTCRON", "CACHES"):
         with _mutex:
             for backend in _backends.values():

@@ -5,10 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+from django.utils.translation import gettext_noop
+
 from distcron_app import JobContext, job
 
 logger = logging.getLogger("demo.jobs")
 
+# The first lines of the docstrings, for the translators: the form of schedules shows them.
+SUMMARIES = (
+    gettext_noop("Write one line, to see that schedules run."),
+    gettext_noop("Work for a while, with progress, and stop when asked to."),
+    gettext_noop("Fail for two runs of three, the same ones each time, to see retries and alerts."),
+    gettext_noop("Close the open invoices in one batch."),
+    gettext_noop("Greet somebody."),
+)
 GREETINGS = {"en": "Hello", "id": "Halo"}
 
 

@@ -86,7 +86,7 @@ def _history(schedules: dict[str, Schedule], nodes: list[Node], now: datetime) -
     draw = random.Random(7)
     names = ["sync-orders", "mail-digest", "invoice-close"]
     for step in range(90, 0, -1):
-        at = (now - timedelta(minutes=10 * step)).replace(second=0)
+        at = (now - timedelta(minutes=10 * step)).replace(second=0, microsecond=500_000)
         key = names[step % 3]
         failed = key == "mail-digest" and step % 4 == 0
         run(

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connection, connections
 from django.db.migrations.executor import MigrationExecutor
+from django.utils import formats
 from django.utils.translation import gettext as _
 
 import distcron_app
@@ -34,15 +35,9 @@ _POSTGRES_SESSION = (
     "SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on"
 )
 
-EPILOG = """
-examples:
+EXAMPLES = """
   python manage.py runscheduler
   python manage.py runscheduler --processes 4 --threads 8 --log json
-
-SIGTERM or SIGINT drains: nothing new is claimed, running jobs finish, exit 0.
-A second signal stops at once. SIGUSR1 prints what the node is doing.
-exit codes: 0 drained, 1 broken, 2 usage, 3 jobs were cut off at the end of the drain,
-6 database unreachable or not migrated at start, 130 stopped at once.
 """
 
 
@@ -56,17 +51,20 @@ class Command(BaseCommand):
         return super().create_parser(
             prog_name,
             subcommand,
-            epilog=EPILOG,
+            epilog=_epilog(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **kwargs,
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--processes", type=_count, help="worker processes of this node")
-        parser.add_argument("--threads", type=_count, help="threads in each worker process")
-        parser.add_argument("--name", help="label of this node for people; default: host name")
+        parser.description = _(
+            "Run one scheduler node: claims due occurrences and runs their jobs."
+        )
+        parser.add_argument("--processes", type=_count, help=_("worker processes of this node"))
+        parser.add_argument("--threads", type=_count, help=_("threads in each worker process"))
+        parser.add_argument("--name", help=_("label of this node for people; default: host name"))
         parser.add_argument(
-            "--drain-seconds", type=float, help="how long a stop waits for running jobs"
+            "--drain-seconds", type=float, help=_("how long a stop waits for running jobs")
         )
         parser.add_argument("--log", choices=["text", "json"], default="text")
 
@@ -161,8 +159,19 @@ class Command(BaseCommand):
 def _count(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 256:
-        raise argparse.ArgumentTypeError(f"got {value}, allowed 1 to 256")
+        message = _("got %(text)r, allowed %(low)d to %(high)d")
+        raise argparse.ArgumentTypeError(message % {"text": value, "low": 1, "high": 256})
     return value
+
+
+def _epilog() -> str:
+    signals = _(
+        "SIGTERM or SIGINT drains: nothing new is claimed, running jobs finish, exit 0.\n"
+        "A second signal stops at once. SIGUSR1 prints what the node is doing.\n"
+        "exit codes: 0 drained, 1 broken, 2 usage, 3 jobs were cut off at the end of the drain,\n"
+        "6 database unreachable or not migrated at start, 130 stopped at once."
+    )
+    return f"{_('examples:')}{EXAMPLES}\n{signals}"
 
 
 def _config(options: dict[str, Any]) -> Config:
@@ -206,7 +215,7 @@ def _describe_locks(backend: LockBackend) -> str:
             "backend": backend.name,
             "cause": error.cause,
         }
-    return f"{backend.name} {seconds * 1000:.1f} ms"
+    return f"{backend.name} {formats.number_format(seconds * 1000, 1)} ms"
 
 
 def _version() -> str:

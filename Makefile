@@ -13,6 +13,10 @@ WITH_SERVICES = $(PY) .ci/services.py
 PYTEST = -m pytest -q -p tests.require_services
 DATABASES ?= sqlite postgresql mariadb
 SYSTEM_TESTS ?= tests/system
+# What `make test` has time for; `make test-system` runs them all.
+SYSTEM_SUBSET := $(patsubst %,tests/system/test_%.py, \
+  cases checker deployment failpoints node_faults redis_faults shutdown) \
+  tests/system/test_demo.py::test_a_bounded_demo_misses_nothing_and_survives_a_killed_node
 
 ##@ Try it
 .PHONY: demo demo-stop demo-clean
@@ -27,10 +31,12 @@ demo-clean: ## stop the demo and remove .demo
 
 ##@ Check it
 .PHONY: test test-all lint migrations test-unit test-integration test-system test-newest test-browser
-test: $(VENV)/.installed ## everything that decides whether a change is good
+test: $(VENV)/.installed ## everything but the slowest system tests and the browser
 	@$(WITH_SERVICES) $(MAKE) --no-print-directory test-all
 
-test-all: lint migrations test-unit test-integration test-system test-newest
+test-all: lint migrations test-unit test-integration
+	@$(MAKE) --no-print-directory test-system SYSTEM_TESTS="$(SYSTEM_SUBSET)"
+	@$(MAKE) --no-print-directory test-newest
 
 lint: $(VENV)/.installed ## ruff and mypy
 	$(VENV)/bin/ruff check .
@@ -49,7 +55,7 @@ test-integration: $(VENV)/.installed ## integration tests on each of DATABASES
 	  echo "tests/integration on $$database"; \
 	  TEST_DATABASE=$$database $(WITH_SERVICES) $(PY) $(PYTEST) tests/integration; done
 
-test-system: $(VENV)/.installed ## real processes, killed and stopped
+test-system: $(VENV)/.installed ## all system tests: real processes, killed and stopped
 	$(WITH_SERVICES) $(PY) $(PYTEST) $(SYSTEM_TESTS)
 
 test-newest: ## unit and integration tests on Django 6, on SQLite

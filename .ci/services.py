@@ -59,6 +59,8 @@ class MariaDatabase:
         subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
         serve = [_program("mariadbd"), "--no-defaults", data, *user]
         serve += [f"--port={self.port}", "--bind-address=127.0.0.1", "--skip-log-bin"]
+        # As Debian's own configuration; without it names outside latin1 are refused.
+        serve += ["--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci"]
         serve += [f"--socket={self.folder / 'socket'}", f"--pid-file={self.folder / 'pid'}"]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(serve, stdout=log, stderr=log)
@@ -147,7 +149,8 @@ def _mariadb_answers(url: str) -> bool:
         with connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {probe}")
             cursor.execute(f"DROP DATABASE {probe}")
-        return True
+            cursor.execute("SELECT @@character_set_server")
+            return bool(cursor.fetchone() == ("utf8mb4",))
     return False
 
 

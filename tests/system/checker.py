@@ -119,7 +119,7 @@ class Evidence:
 
 def every(seconds: float, first: datetime, before: datetime) -> tuple[datetime, ...]:
     """Return the instants of an interval from ``first`` on that are earlier than ``before``."""
-    instants = []
+    instants: list[datetime] = []
     while first + len(instants) * timedelta(seconds=seconds) < before:
         instants.append(first + len(instants) * timedelta(seconds=seconds))
     return tuple(instants)

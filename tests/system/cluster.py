@@ -160,11 +160,11 @@ class Node:
         """Return the ids under which the node was a member, the present one last."""
         return [event["node"] for event in self.events() if event["event"] in ("started", "fenced")]
 
-    def signal(self, signum: signal.Signals) -> None:
+    def send(self, signum: signal.Signals) -> None:
         """Send a signal to the node's own process."""
         self._process.send_signal(signum)
 
-    def signal_group(self, signum: signal.Signals) -> None:
+    def send_group(self, signum: signal.Signals) -> None:
         """Send a signal to the node and everything that it started."""
         os.killpg(self.pid, signum)
 
@@ -175,7 +175,7 @@ class Node:
 
     def terminate(self) -> int:
         """Ask the node to drain; return its exit code."""
-        self.signal(signal.SIGTERM)
+        self.send(signal.SIGTERM)
         return self.wait()
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
@@ -186,7 +186,7 @@ class Node:
         """End what is left of the group; only this node's processes are in it."""
         if self.members():
             with contextlib.suppress(ProcessLookupError):
-                self.signal_group(signal.SIGKILL)
+                self.send_group(signal.SIGKILL)
         self._process.wait(PATIENCE_SECONDS)
 
     def _wait(self, condition: Callable[[], Any], what: str) -> None:
@@ -396,7 +396,7 @@ class Cluster:
         self._wait_until_nothing_is_open()
         running = [node for node in self.nodes if node.is_running]
         for node in running:
-            node.signal(signal.SIGTERM)
+            node.send(signal.SIGTERM)
         for node in running:
             assert node.wait() == 0, f"{node}:\n{node.text[-4000:]}"
         return dataclasses.replace(
@@ -455,7 +455,7 @@ class Cluster:
         with self.redis.client() as client, contextlib.suppress(AssertionError):
             wait_for(lambda: not client.keys("distcron:{lock}:*"), LEASE_SECONDS + 1)
         with self.redis.client() as client:
-            return tuple(key.decode() for key in client.keys("distcron:{lock}:*"))
+            return tuple(map(str, client.keys("distcron:{lock}:*")))
 
 
 def next_second(seconds_ahead: int = 0) -> datetime:

@@ -63,7 +63,7 @@ def test_four_nodes_on_sqlite_run_five_hundred_occurrences_once(
     assert "SQLite: for the nodes of one machine only." in readable.text
     assert [node for node in (*nodes, readable) if not node.is_running] == []
     assert cluster.finish_and_check(lag_seconds=10) == []
-    assert "locked" not in "".join(node.text for node in cluster.nodes)
+    assert "database is locked" not in "".join(node.text for node in cluster.nodes)
     assert len({run["node_id"] for run in cluster.runs()}) == 4
 
 

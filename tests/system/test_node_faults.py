@@ -77,7 +77,9 @@ def test_a_killed_node_s_at_least_once_run_is_attempted_again_elsewhere(cluster:
     owner, other = held_by(cluster, run, nodes)
 
     owner.kill9()
+    killed_at = time.monotonic()
     wait_for_begin(cluster, schedule, count=2)
+    assert time.monotonic() - killed_at < LEASE_SECONDS + 5
     cluster.gate().touch()
     done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
 
@@ -101,12 +103,12 @@ def test_a_node_paused_past_its_lease_settles_its_lost_run_by_a_late_report(
     wait_for_begin(cluster, schedule)
     owner, other = held_by(cluster, run, nodes)
 
-    owner.signal_group(signal.SIGSTOP)
+    owner.send_group(signal.SIGSTOP)
     lost = cluster.wait_for_run("held", state="lost", id=run["id"])
     assert (lost["reason"], lost["late"]) == ("node_died", False)
     cluster.gate().touch()
     cluster.wait_for_run("held", state="succeeded", node_id=other.ids()[-1])
-    owner.signal_group(signal.SIGCONT)
+    owner.send_group(signal.SIGCONT)
     settled = cluster.wait_for_run("held", state="succeeded", id=run["id"])
 
     assert (settled["late"], settled["attempt"]) == (True, 1)
@@ -132,18 +134,25 @@ def test_a_node_paused_past_its_lease_cannot_finish_a_run_that_was_attempted_aga
     wait_for_begin(cluster, schedule)
     owner, other = held_by(cluster, run, nodes)
 
-    owner.signal_group(signal.SIGSTOP)
+    owner.send_group(signal.SIGSTOP)
     wait_for_begin(cluster, schedule, count=2)
-    cluster.gate().touch()
-    done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
-    owner.signal_group(signal.SIGCONT)
+    second = cluster.wait_for_run("held", state="running", id=run["id"])
+    cluster.gate("gate-1").touch()
+    owner.send_group(signal.SIGCONT)
     owner.wait_for_event("report_rejected", run=run["id"])
 
+    assert cluster.run(run["id"]) == second
+    assert (second["attempt"], str(second["node_id"])) == (2, other.ids()[-1])
     (attempt,) = cluster.attempts(run["id"])
     assert (attempt["reason"], attempt["late_state"]) == ("node_died", "succeeded")
-    assert attempt["late_at"] > done["finished_at"]
-    assert cluster.run(run["id"]) == done
-    assert (done["attempt"], str(done["node_id"]), done["late"]) == (2, other.ids()[-1], False)
+    assert attempt["late_at"] > second["started_at"]
+    cluster.gate().touch()
+    done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
+    assert (done["attempt"], done["fencing_token"], done["late"]) == (
+        2,
+        second["fencing_token"],
+        False,
+    )
     assert_it_goes_on_under_a_new_id(cluster, owner)
     assert cluster.finish_and_check() == []
 
@@ -173,10 +182,10 @@ def test_nodes_that_were_all_paused_past_their_leases_repeat_nothing(cluster: Cl
     wait_for_begin(cluster, schedule)
 
     for node in nodes:
-        node.signal_group(signal.SIGSTOP)
+        node.send_group(signal.SIGSTOP)
     wait_for(lambda: alive_count(cluster) == 0, PATIENCE_SECONDS, "the end of both leases")
     for node in nodes:
-        node.signal_group(signal.SIGCONT)
+        node.send_group(signal.SIGCONT)
     wait_for(lambda: alive_count(cluster) == 2, PATIENCE_SECONDS, "both heartbeats")
     cluster.pass_seconds(LEASE_SECONDS)
     cluster.gate().touch()
@@ -238,7 +247,7 @@ def test_a_killed_worker_fails_its_at_most_once_run_at_once_and_is_replaced(
     os.kill(worker, signal.SIGKILL)
     killed_at = time.monotonic()
     failed = cluster.wait_for_run("held", state="failed", id=run["id"])
-    assert time.monotonic() - killed_at < 2
+    assert time.monotonic() - killed_at < LEASE_SECONDS
     assert (failed["reason"], failed["attempt"]) == ("worker_died", 1)
     assert "signal 9 (SIGKILL)" in failed["error"]
     cluster.gate().touch()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.services import PostgresCluster, wait_for
+from tests.services import PostgresCluster, tcp_proxy, wait_for
 from tests.system.cluster import PATIENCE_SECONDS, SECONDS, Cluster, Node
 
 pytestmark = pytest.mark.system
@@ -64,3 +64,29 @@ def test_terminated_backends_double_and_lose_nothing(
 
     assert cluster.finish_and_check() == []
     assert_nobody_was_taken_for_dead(cluster, nodes)
+
+
+def test_commits_whose_answer_is_lost_are_read_back(
+    cluster: Cluster, postgres: PostgresCluster
+) -> None:
+    with tcp_proxy(postgres.port) as proxy:
+        behind = cluster.env["DATABASE_URL"].replace(f":{postgres.port}/", f":{proxy.port}/")
+        nodes = cluster.start_nodes(2, DATABASE_URL=behind)
+        for number in range(SCHEDULES):
+            delivery = "at_least_once" if number % 2 else "at_most_once"
+            cluster.add(f"each-second-{number}", "touch", every=1, delivery=delivery)
+        cluster.wait_for_run(state="succeeded")
+        for number in range(max(10, int(SECONDS / 2))):
+            cluster.pass_seconds(0.13 + 0.11 * (number % 6))
+            proxy.drop_next_reply(b"COMMIT")
+            wait_for(
+                lambda number=number: proxy.dropped > number,  # type: ignore[misc]
+                PATIENCE_SECONDS,
+                "a COMMIT",
+            )
+
+        assert cluster.finish_and_check() == []
+        assert_nobody_was_taken_for_dead(cluster, nodes)
+        delays = [run["started_at"] - run["due_at"] for run in cluster.runs(state="succeeded")]
+        # Without reading back, a claim would wait for the sweep of strays, after 10 s.
+        assert max(delays).total_seconds() < 8

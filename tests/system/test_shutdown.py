@@ -56,7 +56,7 @@ def held_run(cluster: Cluster) -> dict[str, Any]:
 def test_sigterm_lets_running_jobs_finish_and_claims_nothing_more(cluster: Cluster) -> None:
     node = busy_node(cluster)
 
-    node.signal(signal.SIGTERM)
+    node.send(signal.SIGTERM)
     node.wait_for_event("draining")
     claimed = [run["id"] for run in cluster.runs()]
     stands_at = cluster.schedule("quick")["next_run_at"]
@@ -76,7 +76,7 @@ def test_what_a_draining_node_leaves_is_claimed_by_another(cluster: Cluster) -> 
     node = busy_node(cluster)
     successor = cluster.start_node()
 
-    node.signal(signal.SIGTERM)
+    node.send(signal.SIGTERM)
     node.wait_for_event("draining")
     cluster.wait_for_run("quick", count=2, state="succeeded", node_id=successor.ids()[0])
     cluster.gate().touch()
@@ -91,7 +91,7 @@ def test_a_signal_to_the_whole_process_group_lets_the_running_job_finish(
 ) -> None:
     node = busy_node(cluster)
 
-    node.signal_group(signal.SIGTERM)
+    node.send_group(signal.SIGTERM)
     node.wait_for_event("draining")
     cluster.gate().touch()
 
@@ -104,9 +104,9 @@ def test_a_signal_to_the_whole_process_group_lets_the_running_job_finish(
 def test_a_second_sigterm_stops_at_once_and_says_that_the_run_is_lost(cluster: Cluster) -> None:
     node = busy_node(cluster)
 
-    node.signal(signal.SIGTERM)
+    node.send(signal.SIGTERM)
     node.wait_for_event("draining")
-    node.signal(signal.SIGTERM)
+    node.send(signal.SIGTERM)
 
     assert node.wait() == 130
     run = held_run(cluster)

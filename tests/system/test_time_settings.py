@@ -78,10 +78,10 @@ def test_each_minute_runs_once_at_its_own_instant_however_late_it_starts(
     minute = a_minute_ahead(clusters)
     planned = look_until(minute - timedelta(seconds=0.3), clusters)
     for node in nodes:
-        node.signal_group(signal.SIGSTOP)
+        node.send_group(signal.SIGSTOP)
     planned += look_until(minute + timedelta(seconds=0.4), clusters)
     for node in nodes:
-        node.signal_group(signal.SIGCONT)
+        node.send_group(signal.SIGCONT)
     planned += look_until(minute + timedelta(seconds=3), clusters)
 
     for index, cluster in enumerate(clusters):

@@ -44,9 +44,10 @@ def _append(kind: str, context: JobContext, began: float, ended: float) -> None:
         os.close(file)
 
 
-def _wait_for(gate: str) -> None:
+def _wait_for(gate: str, attempt: int) -> None:
+    """Wait for the file that lets every attempt go on, or the one for this attempt."""
     never = threading.Event()
-    while not Path(gate).exists():
+    while not (Path(gate).exists() or Path(f"{gate}-{attempt}").exists()):
         never.wait(LOOK_SECONDS)
 
 
@@ -59,10 +60,18 @@ def touch(context: JobContext) -> str:
 
 @job
 def hold(context: JobContext, gate: str) -> str:
-    """Work until the file ``gate`` exists, deaf to every request to stop."""
+    """Work until the file ``gate``, or ``gate-<attempt>``, exists; deaf to requests to stop."""
     with traced(context):
-        _wait_for(gate)
+        _wait_for(gate, context.attempt)
         return "held"
+
+
+@job
+def nap(context: JobContext, seconds: float) -> str:
+    """Do nothing for so long, deaf to every request to stop."""
+    with traced(context):
+        threading.Event().wait(seconds)
+        return "slept"
 
 
 @job
@@ -77,6 +86,6 @@ def hog(context: JobContext, letters: int) -> str:
 def greet(context: JobContext, text: str, gate: str) -> str:
     """Write and return ``text`` once the file ``gate`` exists."""
     with traced(context):
-        _wait_for(gate)
+        _wait_for(gate, context.attempt)
         print(text)
         return text

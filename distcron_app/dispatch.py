@@ -73,7 +73,7 @@ class _Due:
     version: int
     ends_at: datetime | None
     calendar_id: int | None
-    calendar_version: int | None
+    calendar_revision: UUID | None
     calendar_action: str
     spread_by: str
     spread_seconds: int
@@ -87,8 +87,10 @@ class _Due:
         return (self.now - self.next_run_at).total_seconds()
 
     @property
-    def calendar(self) -> tuple[int, int] | None:
-        return None if self.calendar_id is None else (self.calendar_id, self.calendar_version or 0)
+    def calendar(self) -> tuple[int, UUID] | None:
+        if self.calendar_id is None or self.calendar_revision is None:
+            return None
+        return self.calendar_id, self.calendar_revision
 
     @property
     def timetable(self) -> Timetable:
@@ -209,9 +211,9 @@ class Dispatcher:
             schedules = schedules.filter(pk__in=self._leases.schedules())
         limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
         rows = schedules.annotate(
-            now=DatabaseNow(), calendar_version=models.F("calendar__version")
+            now=DatabaseNow(), calendar_revision=models.F("calendar__revision")
         ).values_list(*_COLUMNS)[:limit]
-        return [_Due(*row[:_SPLIT], columns=row[_SPLIT:]) for row in rows]
+        return [_Due(*(*row[:_SPLIT], row[_SPLIT:])) for row in rows]
 
     def _choose(self, due: Sequence[_Due], capacity: int) -> list[_Due]:
         here = self._leases.schedules()

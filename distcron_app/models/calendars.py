@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,8 +32,8 @@ class Calendar(models.Model):
         blank=True,
         help_text=_("Monday is 1, Sunday is 7; for example 6,7 for weekends."),
     )
-    # Part of the key under which nodes remember the days; grows with each change.
-    version = models.PositiveIntegerField(default=1, editable=False)
+    # Part of the key under which nodes remember the days; another one after each change.
+    revision = models.UUIDField(default=uuid.uuid4, editable=False)
 
     class Meta:
         verbose_name = _("calendar")
@@ -45,7 +46,7 @@ class Calendar(models.Model):
     def save(self, *args: Any, **options: Any) -> None:
         """Store the calendar and plan its schedules anew, from now."""
         with transaction.atomic():
-            self.version += 1
+            self.revision = uuid.uuid4()
             super().save(*args, **options)
             self.schedules.plan_anew()
 
@@ -110,6 +111,17 @@ class CalendarEntry(models.Model):
         days = str(self.first) if self.first == self.last else f"{self.first} – {self.last}"
         return f"{days} {self.summary}".strip()
 
+    def save(self, *args: Any, **options: Any) -> None:
+        """Store the entry and plan the schedules of its calendar anew."""
+        super().save(*args, **options)
+        self.calendar.save()
+
+    def delete(self, *args: Any, **options: Any) -> tuple[int, dict[str, int]]:
+        """Delete the entry and plan the schedules of its calendar anew."""
+        deleted = super().delete(*args, **options)
+        self.calendar.save()
+        return deleted
+
     def clean(self) -> None:
         """Refuse a range that runs backwards."""
         if self.first and self.last and self.last < self.first:
@@ -117,8 +129,8 @@ class CalendarEntry(models.Model):
 
 
 @functools.lru_cache(maxsize=256)
-def exclusions_of(calendar_id: int, version: int) -> Exclusions:
-    """Return the excluded days of a calendar as it stands at ``version``. Two queries, once."""
+def exclusions_of(calendar_id: int, revision: uuid.UUID) -> Exclusions:
+    """Return the excluded days of a calendar as it stands at ``revision``. Two queries, once."""
     calendar = Calendar.objects.get(pk=calendar_id)
     return Exclusions(
         weekdays=calendar.weekday_numbers(),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Collection
 from datetime import datetime, time, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -388,7 +389,7 @@ class Schedule(models.Model):
         Excluded days are moved here where the schedule says so; where they are skipped,
         their instants stay, and each leaves a row that says why it did not run.
         """
-        calendar = None if self.calendar is None else (self.calendar.pk, self.calendar.version)
+        calendar = None if self.calendar is None else (self.calendar.pk, self.calendar.revision)
         columns = tuple(getattr(self, name) for name in TIMETABLE_FIELDS)
         return timetable_of(columns, calendar, self.calendar_action)
 
@@ -396,7 +397,7 @@ class Schedule(models.Model):
         """Return why the schedule skips the instant, in the active language, or ""."""
         if self.calendar is None or self.calendar_action != self.Excluded.SKIP:
             return ""
-        return exclusions_of(self.calendar.pk, self.calendar.version).excluded(instant)
+        return exclusions_of(self.calendar.pk, self.calendar.revision).excluded(instant)
 
     def spread(self, instant: datetime) -> datetime:
         """Return when the occurrence of ``instant`` is due: later by the schedule's offset."""
@@ -553,9 +554,9 @@ _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
 
 
 def timetable_of(
-    columns: tuple[Any, ...], calendar: tuple[int, int] | None, action: str
+    columns: tuple[Any, ...], calendar: tuple[int, UUID] | None, action: str
 ) -> Timetable:
-    """Return the timetable of a row: its TIMETABLE_FIELDS, its calendar's id and version.
+    """Return the timetable of a row: its TIMETABLE_FIELDS, its calendar's id and revision.
 
     Remembered, so that a tick builds nothing for rules that it has seen. Raise
     TimetableError for the field that is wrong.
@@ -580,7 +581,7 @@ def _rule_of(columns: tuple[Any, ...]) -> Timetable:
 
 
 @functools.lru_cache(maxsize=1024)
-def _moved_rule_of(columns: tuple[Any, ...], calendar: tuple[int, int], action: str) -> Timetable:
+def _moved_rule_of(columns: tuple[Any, ...], calendar: tuple[int, UUID], action: str) -> Timetable:
     return Excluding(
         timetable=_rule_of(columns), exclusions=exclusions_of(*calendar), action=action
     )

@@ -97,6 +97,7 @@ _FIRST_OCCURRENCE_FROM = (date(2000, 1, 1) - EPOCH.date()).days
 _FIRST_OCCURRENCE_UNTIL = (date(2030, 1, 1) - EPOCH.date()).days
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199  # of a calendar start: beyond is a slip of the hand
 _ANY_POLICY = Policy(shifts=True, first_pass=True, second_pass=False)
+_LABELS = {"gap": _("Gap"), "fold": _("Fold"), "calendar_unit": _("Calendar unit")}
 _SHORTEST_CATCHUP = timedelta(minutes=5)
 _LONGEST_CATCHUP = timedelta(hours=24)
 
@@ -324,8 +325,7 @@ def _checked_choice(field: str, value: str, allowed: Sequence[str]) -> str:
     if value in allowed:
         return value
     message = _("%(field)s %(value)r: not known. Choose one of %(allowed)s.")
-    label = field.replace("_", " ").capitalize()
-    facts = {"field": label, "value": str(value)[:40], "allowed": ", ".join(allowed)}
+    facts = {"field": _LABELS[field], "value": str(value)[:40], "allowed": ", ".join(allowed)}
     raise TimetableError(field, message % facts)
 
 

@@ -248,7 +248,8 @@ def test_moved_instants_equal_those_moved_one_by_one(zone: str, middle: str, act
     centre = utc(middle)
     for _ in range(12):
         text = oracle.random_rule(pick)
-        while text[0] == "*" or text.split()[1][0] == "*":
+        # A wildcard moves into both passes of a fold, which the comparison does not.
+        while text[0] == "*" or (text.split()[1][0] == "*" and zone != "Asia/Jakarta"):
             text = oracle.random_rule(pick)
         base: Timetable = Cron(expression=text, timezone=zone)
         if pick.random() < 0.3:

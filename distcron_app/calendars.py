@@ -106,7 +106,7 @@ class Exclusions:
 
     def day_of(self, at: datetime) -> date:
         """Return the local day that the instant is in."""
-        return at.astimezone(zone(self.timezone)).date()
+        return as_utc(at).astimezone(zone(self.timezone)).date()
 
     @functools.cached_property
     def _named(self) -> _Spans:
@@ -192,15 +192,21 @@ class Excluding(Timetable):
         """Return how many instants have start < instant <= end; costs instants."""
         return sum(1 for _instant in self.between(start, end))
 
+    def left_out(self, start: datetime, end: datetime) -> Iterator[tuple[datetime, str]]:
+        """Yield the instants with start < instant <= end that do not run at all, and why."""
+        for at in self.timetable.between(start, end):
+            reason = self.exclusions.excluded(at)
+            if reason and self._target(self.exclusions.day_of(at)) is None:
+                yield at, reason
+
     def _days(self, day: date, sign: int) -> Iterator[date]:
         """Yield the days with instants beyond ``day``, later for sign 1, earlier for -1."""
         return (found for found in self._candidates(day, sign) if self._on(found))
 
     def _candidates(self, day: date, sign: int) -> Iterator[date]:
         """Yield the allowed days beyond ``day`` that may have instants, in order."""
-        shift = {"skip": 0, "next": 1, "previous": -1}[self.action]
         last = min(max(day + sign * _GIVE_UP, _EARLIEST.date()), _LATEST.date())
-        if shift == sign and not self.exclusions.allows(day):
+        if self._shift == sign and not self.exclusions.allows(day):
             target = self._allowed(day, sign)  # the rest of the excluded days lands there
             if target is not None:
                 yield target
@@ -210,7 +216,7 @@ class Excluding(Timetable):
             if at is None:
                 return
             found = self.exclusions.day_of(at)
-            target = found if self.exclusions.allows(found) else self._target(found, shift)
+            target = found if self.exclusions.allows(found) else self._target(found)
             if target is not None and (target - day).days * sign > 0:
                 yield target
                 day = target
@@ -219,8 +225,13 @@ class Excluding(Timetable):
                 run = MAX_SHIFT_DAYS if free is None else abs((free - found).days) - 1
                 day = found + sign * run * _DAY
 
-    def _target(self, day: date, shift: int) -> date | None:
-        return self._allowed(day, shift) if shift else None
+    @property
+    def _shift(self) -> int:
+        return {"skip": 0, "next": 1, "previous": -1}[self.action]
+
+    def _target(self, day: date) -> date | None:
+        """Return the day that the instants of an excluded day are moved to, or None."""
+        return self._allowed(day, self._shift) if self._shift else None
 
     def _allowed(self, day: date, sign: int) -> date | None:
         """Return the nearest allowed day beyond ``day``, or None within MAX_SHIFT_DAYS."""
@@ -259,7 +270,7 @@ class Excluding(Timetable):
 
     def _moved(self, day: date) -> Iterator[datetime]:
         """Yield the instants that are moved to the local day."""
-        back = {"skip": 0, "next": -1, "previous": 1}[self.action]
+        back = -self._shift
         if not back or not self.exclusions.allows(day):
             return
         free = self._allowed(day, back)

@@ -48,6 +48,6 @@ def _expanded(index: int, text: str) -> frozenset[int]:
     texts = ["*"] * len(cron_grammar.FIELDS)
     texts[index] = text
     columns, _nth = croniter.expand(" ".join(texts))
-    if columns[index] == ["*"]:
+    if "*" in columns[index]:  # alone, or what "0,*" leaves
         return frozenset(range(field.first, field.top + 1))
     return frozenset(map(int, columns[index]))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import calendar
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
@@ -58,6 +58,7 @@ __all__ = [
     "KINDS",
     "MAX_CALENDAR_EVERY",
     "MAX_INTERVAL_SECONDS",
+    "MAX_RULES",
     "MAX_TEXT",
     "UNITS",
     "CalendarInterval",
@@ -81,11 +82,13 @@ __all__ = [
     "parts",
     "plan",
     "tzdata_version",
+    "union",
     "zone",
 ]
 
 KINDS = ("cron", "calendar", "interval", "once")
 MAX_INTERVAL_SECONDS = 31_536_000  # 365 days
+MAX_RULES = 20  # of a union
 MAX_CALENDAR_EVERY = {"days": 3660, "weeks": 520, "months": 120}  # ten years
 
 # A fixed start makes the verdict the same at any time. 2000 to 2030 meet every pairing of
@@ -94,6 +97,7 @@ _FIRST_OCCURRENCE_FROM = (date(2000, 1, 1) - EPOCH.date()).days
 _FIRST_OCCURRENCE_UNTIL = (date(2030, 1, 1) - EPOCH.date()).days
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199  # of a calendar start: beyond is a slip of the hand
 _ANY_POLICY = Policy(shifts=True, first_pass=True, second_pass=False)
+_LABELS = {"gap": _("Gap"), "fold": _("Fold"), "calendar_unit": _("Calendar unit")}
 _SHORTEST_CATCHUP = timedelta(minutes=5)
 _LONGEST_CATCHUP = timedelta(hours=24)
 
@@ -173,14 +177,22 @@ def build(
         expression = _occurring(canonical(cron, spread_key=spread_key))
         return Cron(expression=expression, timezone=timezone, gap=gap, fold=fold)
     unit = _checked_choice("calendar_unit", calendar_unit, UNITS)
+    every, start = _checked_every(calendar_every, unit), _checked_start(calendar_start)
     return CalendarInterval(
-        every=_checked_every(calendar_every, unit),
-        unit=unit,
-        start=_checked_start(calendar_start),
-        timezone=timezone,
-        gap=gap,
-        fold=fold,
+        every=every, unit=unit, start=start, timezone=timezone, gap=gap, fold=fold
     )
+
+
+def union(rules: Iterable[Timetable]) -> Timetable:
+    """Return one timetable of all ``rules``, each once; a single rule as it is.
+
+    Raise TimetableError if there are none or more than MAX_RULES.
+    """
+    distinct = tuple(dict.fromkeys(rules))
+    if 1 <= len(distinct) <= MAX_RULES:
+        return distinct[0] if len(distinct) == 1 else Union(distinct)
+    message = _("Timetable of %(count)d rules: must have from 1 to %(largest)d.")
+    raise TimetableError("rules", message % {"count": len(distinct), "largest": MAX_RULES})
 
 
 def first_after(
@@ -313,8 +325,7 @@ def _checked_choice(field: str, value: str, allowed: Sequence[str]) -> str:
     if value in allowed:
         return value
     message = _("%(field)s %(value)r: not known. Choose one of %(allowed)s.")
-    label = field.replace("_", " ").capitalize()
-    facts = {"field": label, "value": str(value)[:40], "allowed": ", ".join(allowed)}
+    facts = {"field": _LABELS[field], "value": str(value)[:40], "allowed": ", ".join(allowed)}
     raise TimetableError(field, message % facts)
 
 

@@ -228,7 +228,8 @@ def _some(pick: random.Random, low: int, high: int) -> str:
     if pick.random() < 0.4:
         return str(one)
     if pick.random() < 0.5:
-        return ",".join(str(pick.randint(low, high)) for _ in range(pick.randint(2, 4)))
+        items = [str(pick.randint(low, high)) for _ in range(pick.randint(2, 4))]
+        return ",".join([*items, "*"] if pick.random() < 0.05 else items)
     first = pick.randint(low, high - 1)
     last = pick.randint(first + 1, high)
     step = pick.randint(1, last - first)

@@ -162,6 +162,34 @@ class TestExcluding:
         )
         assert near.next_after(utc("2026-01-01")) == utc("2029-01-01T10:00")
 
+    @pytest.mark.parametrize(
+        ("action", "expected"),
+        [
+            (
+                "skip",
+                [
+                    ("2026-11-28T14:00", "2026-11-28 is excluded: every Saturday is"),
+                    ("2026-11-29T14:00", "2026-11-29 is excluded: every Sunday is"),
+                ],
+            ),
+            ("next", []),
+            ("previous", []),
+        ],
+    )
+    def test_instants_left_out_have_a_reason(
+        self, action: str, expected: list[tuple[str, str]]
+    ) -> None:
+        rule = Excluding(timetable=self.DAILY, exclusions=WEEKEND, action=action)
+        found = rule.left_out(utc("2026-11-27"), utc("2026-12-01"))
+        assert [(f"{at:%Y-%m-%dT%H:%M}", reason) for at, reason in found] == expected
+
+    def test_naive_instant_is_refused(self) -> None:
+        naive = datetime(2026, 1, 1)  # noqa: DTZ001
+        with pytest.raises(ValueError, match="has no time zone"):
+            WEEKEND.excluded(naive)
+        with pytest.raises(ValueError, match="has no time zone"):
+            Excluding(timetable=self.DAILY, exclusions=WEEKEND).next_after(naive)
+
     def test_all_days_excluded_is_answered_with_nothing(self) -> None:
         never = Exclusions(weekdays=frozenset(range(1, 8)))
         for action in ("skip", "next", "previous"):
@@ -220,7 +248,8 @@ def test_moved_instants_equal_those_moved_one_by_one(zone: str, middle: str, act
     centre = utc(middle)
     for _ in range(12):
         text = oracle.random_rule(pick)
-        while text[0] == "*" or text.split()[1][0] == "*":
+        # A wildcard moves into both passes of a fold, which the comparison does not.
+        while text[0] == "*" or (text.split()[1][0] == "*" and zone != "Asia/Jakarta"):
             text = oracle.random_rule(pick)
         base: Timetable = Cron(expression=text, timezone=zone)
         if pick.random() < 0.3:

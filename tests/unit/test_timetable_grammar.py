@@ -305,6 +305,15 @@ def test_weekday_7_is_sunday() -> None:
     assert fields("0 0 * * sat-sun").weekdays == {0, 6}
 
 
+@pytest.mark.parametrize("column", ["0,*", "*,5", "1-3,*", "*/2,*", "*,*"])
+def test_star_in_a_list_means_every_value(column: str) -> None:
+    found = fields(f"{column} {column} 1,* 1,* 1,*")
+    assert (found.minutes, found.hours) == (set(range(60)), set(range(24)))
+    assert (found.days, found.months) == (set(range(1, 32)), set(range(1, 13)))
+    assert found.weekdays == set(range(7))
+    assert found.wildcard is column.startswith("*")
+
+
 def test_full_range_means_every_value() -> None:
     assert fields("0-59 0-23 1-31 1-12 0-7") == fields("0-59 0-23 1-31 1-12 0-6")
     assert len(fields("0-59 0-23 1-31 1-12 0-7").minutes) == 60

@@ -1,11 +1,20 @@
 """Calendar intervals, unions, the policies at clock changes, and previous instants."""
 
 import random
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from distcron_app import timetable
+from distcron_app import (
+    cron_calendar,
+    cron_fields,
+    cron_grammar,
+    kinds,
+    timetable,
+    zone_walk,
+    zones,
+)
 from distcron_app.errors import TimetableError
 from distcron_app.timetable import (
     CalendarInterval,
@@ -20,6 +29,7 @@ from distcron_app.timetable import (
     first_after,
     latest,
     plan,
+    union,
 )
 from tests import oracle
 
@@ -265,6 +275,18 @@ class TestUnion:
         assert rule.next_after(utc("2026-02-01")) is None
         assert rule.previous_before(utc("2026-01-01")) is None
 
+    def test_is_built_of_distinct_rules(self) -> None:
+        one, other = Once(at=utc("2026-01-01")), Once(at=utc("2026-02-01"))
+        assert union([one, other, one]) == Union((one, other))
+        assert union([one, one]) == one
+
+    @pytest.mark.parametrize("number", [0, 21])
+    def test_number_of_rules_has_its_limits(self, number: int) -> None:
+        rules = [Interval(seconds=60 + index, anchor=utc("2026-01-01")) for index in range(number)]
+        with pytest.raises(TimetableError) as caught:
+            union(rules)
+        assert str(caught.value) == f"Timetable of {number} rules: must have from 1 to 20."
+
     def test_count_equals_the_listing_for_any_mix(self) -> None:
         pick = random.Random("union")
         for _ in range(60):
@@ -373,3 +395,41 @@ class TestMaxRuns:
         rule = Union((self.RULE, Interval(seconds=3600, anchor=utc("2026-01-01T00:30"))))
         newest = latest(rule, after=utc("2026-01-01"), until=utc("2026-01-05T03:00"))
         assert newest == utc("2026-01-05T03:00")
+
+
+class TestMemos:
+    def test_every_memo_has_a_bound(self) -> None:
+        modules = [timetable, cron_calendar, cron_fields, cron_grammar, kinds, zone_walk, zones]
+        memos = [
+            (module.__name__, name, value.cache_parameters()["maxsize"])
+            for module in modules
+            for name, value in vars(module).items()
+            if hasattr(value, "cache_parameters")
+        ]
+        assert len(memos) > 10
+        assert [memo for memo in memos if memo[2] is None] == []
+
+    def test_many_threads_get_the_same_instants_of_every_kind(self) -> None:
+        rules = TestPrevious.RULES
+        seen: list[list[object]] = []
+
+        def compute() -> None:
+            start, end = utc("2026-03-06"), utc("2026-03-10")
+            seen.append(
+                [
+                    (
+                        list(rule.between(start, end)),
+                        rule.previous_before(end),
+                        rule.count(start, end),
+                    )
+                    for rule in rules
+                ]
+            )
+
+        kinds.forget_instants()
+        threads = [threading.Thread(target=compute) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen == [seen[0]] * 8

@@ -181,7 +181,7 @@ WITH active AS (
 ), wanted AS (
   SELECT w.*, m.*, a.run_id AS blocked_by,
          CASE WHEN w.reason <> '' THEN 'skipped'
-              WHEN w.due_at > statement_timestamp() THEN 'queued'
+              WHEN w.due_at > greatest(w.scheduled_at, statement_timestamp()) THEN 'queued'
               WHEN a.run_id IS NOT NULL THEN 'skipped'
               WHEN m.delivery = 'at_least_once' THEN 'running'
               ELSE 'claimed' END AS new_state
@@ -420,7 +420,7 @@ def _new_run(
     )
     if wanted.reason:
         _skip(run, wanted.reason, wanted.details, now)
-    elif wanted.due_at > now:
+    elif wanted.due_at > max(wanted.scheduled_at, now):
         run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None
     elif blocked_by is not None:
         _skip(run, Run.Reason.OVERLAP, {"blocked_by": blocked_by}, now)

@@ -30,8 +30,8 @@ from croniter import croniter
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
-from distcron_app import kinds, timetable
-from distcron_app.timetable import Cron
+from distcron_app import timetable
+from distcron_app.timetable import Cron, kinds
 
 ZONE = "America/New_York"
 NOW = datetime(2026, 11, 29, 10, 17, tzinfo=UTC)

@@ -18,7 +18,6 @@ from uuid import UUID
 from django.db import models
 
 from distcron_app import lifecycle, registry, timetable
-from distcron_app.calendars import Excluding, Exclusions
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.errors import LockUnavailable, TimetableError, UnknownJob
@@ -33,8 +32,9 @@ from distcron_app.models import (
     exclusions_of,
     timetable_of,
 )
-from distcron_app.spread import spread_instant
 from distcron_app.timetable import Timetable
+from distcron_app.timetable.calendars import Excluding, Exclusions
+from distcron_app.timetable.spread import spread_instant
 
 __all__ = ["Dispatcher", "Tick"]
 

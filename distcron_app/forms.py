@@ -29,7 +29,7 @@ from distcron_app.arguments import MASK
 from distcron_app.errors import TimetableError, UnknownJob
 from distcron_app.models import AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
-from distcron_app.zones import zone
+from distcron_app.timetable.zones import zone
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractUser

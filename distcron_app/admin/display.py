@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 
 from distcron_app.errors import TimetableError
 from distcron_app.models import Schedule
-from distcron_app.zones import zone
+from distcron_app.timetable.zones import zone
 
 __all__ = [
     "instant",

@@ -12,9 +12,9 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app.calendars import Event, Exclusions
 from distcron_app.errors import TimetableError
-from distcron_app.zones import check_timezone
+from distcron_app.timetable.calendars import Event, Exclusions
+from distcron_app.timetable.zones import check_timezone
 
 __all__ = ["Calendar", "CalendarEntry", "exclusions_of"]
 

@@ -16,13 +16,10 @@ from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
-from distcron_app.calendars import Excluding
 from distcron_app.clock import utc_now
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
-from distcron_app.kinds import Union
 from distcron_app.models.calendars import Calendar, exclusions_of
-from distcron_app.spread import MAX_OFFSET_SECONDS, spread_instant
 from distcron_app.timetable import (
     MAX_TEXT,
     Timetable,
@@ -30,7 +27,10 @@ from distcron_app.timetable import (
     canonical,
     first_after,
     tzdata_version,
+    union,
 )
+from distcron_app.timetable.calendars import Excluding
+from distcron_app.timetable.spread import MAX_OFFSET_SECONDS, spread_instant
 from distcron_app.wording import describe
 
 __all__ = [
@@ -577,7 +577,7 @@ def _rule_of(columns: tuple[Any, ...]) -> Timetable:
     if len(lines) > MAX_CRON_LINES:
         message = _("%(count)d rules: at most %(most)d, one in each line.")
         raise TimetableError("cron", message % {"count": len(lines), "most": MAX_CRON_LINES})
-    return Union(rules=tuple(build(**values | {"cron": line}) for line in lines))
+    return union([build(**values | {"cron": line}) for line in lines])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,13 +9,13 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from distcron_app import lifecycle
-from distcron_app.calendars import Event
 from distcron_app.clock import Clock
 from distcron_app.instants import database_now
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.maintenance import Sweeper
 from distcron_app.models import Calendar, CalendarEntry, Run, Schedule
 from distcron_app.timetable import tzdata_version
+from distcron_app.timetable.calendars import Event
 from tests.factories import make_node, make_run, make_schedule
 from tests.integration.test_dispatch import CONFIG, Member, due, whole_second
 

@@ -8,9 +8,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from distcron_app.calendars import Event, Excluding, Exclusions, parse_ical
 from distcron_app.errors import TimetableError
 from distcron_app.timetable import Cron, Interval, Once, Timetable, Union
+from distcron_app.timetable.calendars import Event, Excluding, Exclusions, parse_ical
 from tests import oracle
 
 NEW_YORK = "America/New_York"

@@ -6,8 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from distcron_app import forecast
-from distcron_app.timetable import CalendarInterval, Cron, Interval, Once, Timetable, Union
+from distcron_app.timetable import (
+    CalendarInterval,
+    Cron,
+    Interval,
+    Once,
+    Timetable,
+    Union,
+    forecast,
+)
 from tests import oracle
 
 ZONES = ["Asia/Jakarta", "UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]

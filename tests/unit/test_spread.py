@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from distcron_app.errors import TimetableError
-from distcron_app.hashing import stable_number
-from distcron_app.spread import offset_seconds
+from distcron_app.timetable.hashing import stable_number
+from distcron_app.timetable.spread import offset_seconds
 
 AT = datetime(2026, 11, 29, 10, 17, tzinfo=UTC)
 
@@ -37,7 +37,7 @@ def test_random_offset_is_the_same_for_the_same_instant_in_any_zone() -> None:
 def test_offset_is_the_same_in_another_process(kind: str) -> None:
     code = (
         "from datetime import UTC, datetime\n"
-        "from distcron_app.spread import offset_seconds\n"
+        "from distcron_app.timetable.spread import offset_seconds\n"
         f"print(repr(offset_seconds({kind!r}, 300, 'billing', datetime(2026, 11, 29, 10, 17, "
         "tzinfo=UTC))))"
     )

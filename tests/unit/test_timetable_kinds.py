@@ -6,15 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from distcron_app import (
-    cron_calendar,
-    cron_fields,
-    cron_grammar,
-    kinds,
-    timetable,
-    zone_walk,
-    zones,
-)
+from distcron_app import timetable
 from distcron_app.errors import TimetableError
 from distcron_app.timetable import (
     CalendarInterval,
@@ -27,10 +19,16 @@ from distcron_app.timetable import (
     build,
     clock_change,
     first_after,
+    kinds,
     latest,
     plan,
     union,
+    zone_walk,
+    zones,
 )
+from distcron_app.timetable import fields as cron_fields
+from distcron_app.timetable import grammar as cron_grammar
+from distcron_app.timetable import walk as cron_calendar
 from tests import oracle
 
 

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from distcron_app import timetable, zones
+from distcron_app import timetable
 from distcron_app.errors import TimetableError
+from distcron_app.timetable import zones
 
 
 def second(text: str) -> int:

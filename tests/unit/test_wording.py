@@ -5,8 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from distcron_app import zone_walk
-from distcron_app.calendars import Excluding, Exclusions
 from distcron_app.errors import TimetableError
 from distcron_app.timetable import (
     CalendarInterval,
@@ -16,7 +14,9 @@ from distcron_app.timetable import (
     Timetable,
     Union,
     canonical,
+    zone_walk,
 )
+from distcron_app.timetable.calendars import Excluding, Exclusions
 from distcron_app.wording import (
     Grid,
     Mark,

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app.errors import TimetableError
-from distcron_app.zones import zone
+from distcron_app.timetable.zones import zone
 
 __all__ = ["MAX_EVENTS", "MAX_FILE", "Event", "parse_ical"]
 

@@ -14,12 +14,12 @@ from itertools import pairwise
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from distcron_app import cron_grammar
 from distcron_app import timetable as timetables
-from distcron_app.calendars import Excluding
-from distcron_app.outlines import outline
-from distcron_app.phrases import clock_time, listed, long_date, or_words, ordinal
 from distcron_app.timetable import CalendarInterval, Cron, Timetable
+from distcron_app.timetable import grammar as cron_grammar
+from distcron_app.timetable.calendars import Excluding
+from distcron_app.wording.outlines import outline
+from distcron_app.wording.phrases import clock_time, listed, long_date, or_words, ordinal
 
 __all__ = ["CODES", "HERD", "RARE", "Mark", "mark", "marks"]
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app.errors import TimetableError
-from distcron_app.hashing import stable_number
+from distcron_app.timetable.hashing import stable_number
 
 __all__ = ["FIELDS", "MAX_TEXT", "CronFields", "Field", "Term", "canonical", "terms"]
 

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app.errors import TimetableError
-from distcron_app.hashing import stable_fraction
-from distcron_app.kinds import EPOCH, MICROSECOND, as_utc
+from distcron_app.timetable.hashing import stable_fraction
+from distcron_app.timetable.kinds import EPOCH, MICROSECOND, as_utc
 
 __all__ = ["MAX_OFFSET_SECONDS", "SPREADS", "offset_seconds", "spread_instant"]
 

@@ -17,13 +17,13 @@ from datetime import UTC, date, datetime, time, timedelta
 from django.utils.dates import WEEKDAYS
 from django.utils.translation import gettext as _
 
-from distcron_app import zone_walk
-from distcron_app.cron_calendar import Policy
 from distcron_app.errors import TimetableError
-from distcron_app.ical import MAX_EVENTS, MAX_FILE, Event, parse_ical
-from distcron_app.kinds import EPOCH, MICROSECOND, Timetable, WallTimetable, as_utc, parts
-from distcron_app.timetable import clock_change
-from distcron_app.zones import check_timezone, zone
+from distcron_app.timetable import zone_walk
+from distcron_app.timetable.ical import MAX_EVENTS, MAX_FILE, Event, parse_ical
+from distcron_app.timetable.kinds import EPOCH, MICROSECOND, Timetable, WallTimetable, as_utc, parts
+from distcron_app.timetable.rules import clock_change
+from distcron_app.timetable.walk import Policy
+from distcron_app.timetable.zones import check_timezone, zone
 
 __all__ = [
     "ACTIONS",

@@ -9,8 +9,8 @@ import functools
 
 from croniter import croniter
 
-from distcron_app import cron_grammar
-from distcron_app.cron_grammar import CronFields, Term, canonical
+from distcron_app.timetable import grammar as cron_grammar
+from distcron_app.timetable.grammar import CronFields, Term, canonical
 
 __all__ = ["fields"]
 

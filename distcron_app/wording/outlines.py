@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from distcron_app import timetable as timetables
-from distcron_app.phrases import MAX_ITEMS
+from distcron_app.wording.phrases import MAX_ITEMS
 
 __all__ = ["Grid", "Outline", "Steps", "Times", "even_step", "outline"]
 

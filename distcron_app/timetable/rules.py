@@ -27,12 +27,11 @@ from datetime import date, datetime, timedelta
 
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app import zone_walk
-from distcron_app.cron_calendar import Policy, Rule
-from distcron_app.cron_fields import fields
-from distcron_app.cron_grammar import MAX_TEXT, CronFields, canonical
 from distcron_app.errors import TimetableError
-from distcron_app.kinds import (
+from distcron_app.timetable import zone_walk
+from distcron_app.timetable.fields import fields
+from distcron_app.timetable.grammar import MAX_TEXT, CronFields, canonical
+from distcron_app.timetable.kinds import (
     EPOCH,
     FOLDS,
     GAPS,
@@ -49,7 +48,8 @@ from distcron_app.kinds import (
     parts,
     second_of,
 )
-from distcron_app.zones import check_timezone, tzdata_version, zone
+from distcron_app.timetable.walk import Policy, Rule
+from distcron_app.timetable.zones import check_timezone, tzdata_version, zone
 
 __all__ = [
     "EPOCH",

@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from distcron_app.cron_calendar import DAY_MINUTES, Policy, WallRule
-from distcron_app.zones import FIRST_SECOND, LAST_SECOND, Changes, changes_around
+from distcron_app.timetable.walk import DAY_MINUTES, Policy, WallRule
+from distcron_app.timetable.zones import FIRST_SECOND, LAST_SECOND, Changes, changes_around
 
 __all__ = [
     "count_seconds",

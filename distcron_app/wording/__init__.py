@@ -13,10 +13,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
 from distcron_app import timetable as timetables
-from distcron_app.calendars import Excluding
-from distcron_app.marks import Mark, mark, marks
-from distcron_app.outlines import Grid, Outline, Steps, Times, even_step, outline
-from distcron_app.phrases import (
+from distcron_app.timetable import (
+    CalendarInterval,
+    Cron,
+    Interval,
+    Once,
+    Timetable,
+    Union,
+    WallTimetable,
+)
+from distcron_app.timetable.calendars import Excluding
+from distcron_app.wording.marks import Mark, mark, marks
+from distcron_app.wording.outlines import Grid, Outline, Steps, Times, even_step, outline
+from distcron_app.wording.phrases import (
     MAX_ITEMS,
     SHORTEST_RUN,
     and_words,
@@ -30,15 +39,6 @@ from distcron_app.phrases import (
     ordinal,
     rhythm,
     weekday_name,
-)
-from distcron_app.timetable import (
-    CalendarInterval,
-    Cron,
-    Interval,
-    Once,
-    Timetable,
-    Union,
-    WallTimetable,
 )
 
 __all__ = [
@@ -118,7 +118,10 @@ def _calendar_rhythm(timetable: CalendarInterval) -> str:
     if timetable.unit == "days":
         return rhythm(count * 86_400)
     if timetable.unit == "weeks":
-        one, many = _("Every week"), ngettext("Every %(count)d week", "Every %(count)d weeks", count)
+        one, many = (
+            _("Every week"),
+            ngettext("Every %(count)d week", "Every %(count)d weeks", count),
+        )
     else:
         one = _("Every month")
         many = ngettext("Every %(count)d month", "Every %(count)d months", count)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from distcron_app import zone_walk
-from distcron_app.kinds import (
+from distcron_app.timetable import zone_walk
+from distcron_app.timetable.kinds import (
     EPOCH,
     MICROSECOND,
     Interval,

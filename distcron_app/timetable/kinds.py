@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from distcron_app import zone_walk
-from distcron_app.cron_calendar import EveryDays, EveryMonths, Policy, Rule, WallRule
-from distcron_app.cron_fields import fields
+from distcron_app.timetable import zone_walk
+from distcron_app.timetable.fields import fields
+from distcron_app.timetable.walk import EveryDays, EveryMonths, Policy, Rule, WallRule
 
 __all__ = [
     "EPOCH",

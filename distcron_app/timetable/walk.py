@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Protocol
 
-from distcron_app.cron_grammar import CronFields
+from distcron_app.timetable.grammar import CronFields
 
 __all__ = [
     "DAY_MINUTES",

@@ -125,7 +125,7 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         ``update(state="active")`` therefore never runs an instant that passed while the
         schedule was paused, exactly as the admin's resume.
         """
-        if PLANNING_FIELDS.intersection(values) and "next_run_at" not in values:
+        if {"calendar", *PLANNING_FIELDS}.intersection(values) and "next_run_at" not in values:
             values |= {"next_run_at": None, "planned_from": DatabaseNow()}
         if set(PERSON_FIELDS).intersection(values) and "version" not in values:
             values["version"] = F("version") + 1
@@ -375,8 +375,8 @@ class Schedule(models.Model):
             ]
         if self.spread_seconds > MAX_OFFSET_SECONDS:
             problems["spread_seconds"] = [_("At most 86,400 seconds, one day.")]
-        if self.max_runs is not None and self.max_runs <= self.runs_planned:
-            message = _("Must be more than the %(count)d runs so far.")
+        if self.max_runs is not None and self.max_runs < self.runs_planned:
+            message = _("Must not be less than the %(count)d runs so far.")
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
@@ -415,12 +415,19 @@ class Schedule(models.Model):
     def first_after(self, instant: datetime) -> datetime | None:
         """Return the first instant after ``instant`` within the bounds, or None."""
         return first_after(
-            self.timetable(), instant, starts_at=self.starts_at, ends_at=self.ends_at
+            self.timetable(),
+            instant,
+            starts_at=self.starts_at,
+            ends_at=self.ends_at,
+            max_runs=self.max_runs,
+            runs_so_far=self.runs_planned,
         )
 
     def upcoming(self, count: int) -> list[datetime]:
         """Return the next ``count`` instants from ``next_run_at`` on; empty where nothing comes."""
         instants: list[datetime] = []
+        if self.max_runs is not None:
+            count = min(count, self.max_runs - self.runs_planned)
         instant = self.next_run_at if self.state == self.State.ACTIVE else None
         while instant is not None and len(instants) < count:
             instants.append(instant)

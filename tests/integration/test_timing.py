@@ -121,10 +121,23 @@ class TestLimit:
 
     def test_a_limit_below_what_ran_already_is_refused(self) -> None:
         schedule = make_schedule()
-        schedule.runs_planned, schedule.max_runs = 3, 3
+        schedule.runs_planned, schedule.max_runs = 3, 2
         with pytest.raises(ValidationError) as caught:
             schedule.full_clean()
         assert set(caught.value.message_dict) == {"max_runs"}
+
+    def test_an_edit_does_not_wake_a_schedule_that_reached_its_limit(self, member: Member) -> None:
+        schedule = due(max_runs=1)
+        member.tick()
+        schedule.refresh_from_db()
+        schedule.notes = "changed"
+        schedule.full_clean()
+        schedule.save()
+        assert (schedule.state, schedule.next_run_at) == ("exhausted", None)
+
+    def test_no_more_instants_are_shown_than_will_run(self) -> None:
+        schedule = make_schedule(max_runs=3)
+        assert len(schedule.upcoming(10)) == 3
 
     def test_a_higher_limit_lets_a_finished_schedule_go_on(self, member: Member) -> None:
         schedule = due(max_runs=1)
@@ -188,6 +201,13 @@ class TestCalendars:
         with pytest.raises(ValidationError) as caught:
             Calendar(name="x", weekdays=weekdays).full_clean()
         assert set(caught.value.message_dict) == {"weekdays"}
+
+
+def test_another_calendar_by_a_queryset_update_plans_anew() -> None:
+    schedule = make_schedule()
+    Schedule.objects.filter(pk=schedule.pk).update(calendar=every_day_off())
+    schedule.refresh_from_db()
+    assert schedule.next_run_at is None
 
 
 class TestRules:

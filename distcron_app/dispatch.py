@@ -130,6 +130,8 @@ class Dispatcher:
         # The database's clock at the last read; before the first read nothing is claimed.
         self._database_time = datetime.min.replace(tzinfo=UTC)
         self.degraded_cause = ""
+        # Until the next queued run is due, at most a poll.
+        self.queued_wait_seconds = config.poll_seconds
 
     def tick(self, node_id: UUID, capacity: int) -> Tick:
         """Claim up to ``capacity`` runs and return them.
@@ -165,13 +167,18 @@ class Dispatcher:
     def claim_queued(self, node_id: UUID, capacity: int) -> Claimed:
         """Claim queued runs (by hand, given back, recovered) whose time has come."""
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
-        rows = list(
-            Run.objects.queued_due()
+        found = list(
+            Run.objects.queued_due(within_seconds=self._config.poll_seconds)
             .annotate(now=DatabaseNow())
             .values_list("pk", "schedule_id", "due_at", "now")[:limit]
         )
-        if rows:
-            self._database_time = rows[0][3]
+        self.queued_wait_seconds = self._config.poll_seconds
+        rows = [row for row in found if row[2] <= row[3]]
+        if found:
+            self._database_time = found[0][3]
+        if len(rows) < len(found):
+            _, _, due_at, now = found[len(rows)]
+            self.queued_wait_seconds = (due_at - now).total_seconds()
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
         oldest = {row[1]: row for row in reversed(rows)}
         here = self._leases.schedules()

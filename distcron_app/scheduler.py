@@ -229,7 +229,9 @@ class Scheduler:
     def _wait_after(self, tick: Tick) -> float:
         if self._woken.is_set() or (self._ready and self._pool.free_slots):
             return 0.0
-        wait = min(tick.wait_seconds, self._config.poll_seconds)
+        wait = min(
+            tick.wait_seconds, self._dispatcher.queued_wait_seconds, self._config.poll_seconds
+        )
         return min(wait, FLUSH_SECONDS) if self._outcomes else wait
 
     def _capacity(self) -> int:
@@ -266,6 +268,7 @@ class Scheduler:
                 run=run.run_id,
                 schedule=run.schedule_key,
                 scheduled_at=run.scheduled_at,
+                due_at=run.due_at,
                 attempt=run.attempt + (run.state != Run.State.RUNNING),
             )
         self._pool.submit(_assignment(run) for run in runs)

@@ -129,6 +129,7 @@ def _owned(run: Run) -> ClaimedRun:
         arguments=run.arguments,
         delivery=run.delivery,
         scheduled_at=run.scheduled_at or run.due_at,
+        due_at=run.due_at,
         state=run.state,
         attempt=run.attempt,
         recoveries=run.recoveries,
@@ -210,7 +211,8 @@ WITH active AS (
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,
-            EXTRACT(EPOCH FROM scheduled_at), reason, details::text
+            EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
+            details::text
 )
 SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
@@ -287,9 +289,9 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
 
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
-    run_id, schedule_id, state, attempt, fencing, owner, epoch, reason, details = row[:9]
-    key, name, job, arguments, delivery = row[9:]
-    scheduled_at = datetime.fromtimestamp(float(epoch), UTC)
+    run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
+    key, name, job, arguments, delivery = row[10:]
+    scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
             run_id=run_id,
@@ -307,6 +309,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         arguments=json.loads(arguments),
         delivery=delivery,
         scheduled_at=scheduled_at,
+        due_at=datetime.fromtimestamp(float(due), UTC),
         state=state,
         attempt=attempt,
         recoveries=0,

@@ -79,6 +79,7 @@ class ClaimedRun:
     arguments: dict[str, Any]
     delivery: str
     scheduled_at: datetime
+    due_at: datetime
     state: str
     attempt: int
     recoveries: int

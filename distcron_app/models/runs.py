@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import models
 from django.db.models import Q
 from django.urls import reverse
@@ -26,11 +28,10 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
         return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
-    def queued_due(self) -> RunQuerySet:
-        """Return queued runs whose time has come, oldest first."""
-        return self.filter(state=Run.State.QUEUED, due_at__lte=DatabaseNow()).order_by(
-            "due_at", "id"
-        )
+    def queued_due(self, within_seconds: float = 0.0) -> RunQuerySet:
+        """Return queued runs whose time has come, or comes within the seconds, oldest first."""
+        horizon = DatabaseNow(timedelta(seconds=within_seconds))
+        return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
 
     def orphaned(self) -> RunQuerySet:
         """Return claimed and running runs whose node is dead or left."""

@@ -73,6 +73,14 @@ class TestSpread:
         (run,) = member.dispatcher.claim_queued(member.row.pk, 5).runs
         assert (run.state, run.fencing_token) == ("claimed", 2)
 
+    def test_the_loop_wakes_when_the_next_one_is_due(self, member: Member) -> None:
+        make_run(state="queued", due_at=database_now() + timedelta(seconds=0.6))
+        assert member.dispatcher.claim_queued(member.row.pk, 5) == lifecycle.Claimed()
+        assert 0.2 < member.dispatcher.queued_wait_seconds <= 0.6
+        Run.objects.update(due_at=database_now() + timedelta(hours=1))
+        member.dispatcher.claim_queued(member.row.pk, 5)
+        assert member.dispatcher.queued_wait_seconds == CONFIG.poll_seconds
+
     def test_it_is_skipped_where_another_run_is_active_by_then(self, member: Member) -> None:
         schedule = due(every=3600, spread_seconds=3000)
         member.tick()

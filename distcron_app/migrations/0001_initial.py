@@ -76,6 +76,7 @@ class Migration(migrations.Migration):
                 ('host', models.CharField(max_length=255, verbose_name='host')),
                 ('pid', models.IntegerField(verbose_name='process id')),
                 ('version', models.CharField(max_length=40, verbose_name='version')),
+                ('zone_data', models.CharField(blank=True, default='', max_length=10, verbose_name='time zone data')),
                 ('state', models.CharField(choices=[('active', 'active'), ('draining', 'draining'), ('left', 'left'), ('dead', 'dead')], default='active', max_length=10, verbose_name='state')),
                 ('started_at', distcron_app.instants.InstantField(verbose_name='started')),
                 ('heartbeat_at', distcron_app.instants.InstantField(verbose_name='heartbeat')),

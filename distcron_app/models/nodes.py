@@ -42,6 +42,8 @@ class Node(models.Model):
     host = models.CharField(_("host"), max_length=255)
     pid = models.IntegerField(_("process id"))
     version = models.CharField(_("version"), max_length=40)
+    # The zone data that its instants come from; nodes that differ are shown.
+    zone_data = models.CharField(_("time zone data"), max_length=10, blank=True, default="")
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.ACTIVE)
     started_at = InstantField(_("started"))
     heartbeat_at = InstantField(_("heartbeat"))

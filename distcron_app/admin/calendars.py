@@ -74,14 +74,14 @@ class CalendarForm(_CalendarForm):
 
     def clean_ical(self) -> str | None:
         """Return the text of the file; None without one."""
-        upload: UploadedFile | None = self.cleaned_data.get("ical")
+        upload: UploadedFile[bytes] | None = self.cleaned_data.get("ical")
         if upload is None:
             return None
         if (upload.size or 0) > MAX_UPLOAD:
             message = _("File “%(name)s”: has %(size)d bytes, at most 1,000,000. Split it.")
             raise ValidationError(message % {"name": upload.name, "size": upload.size})
         try:
-            return upload.read().decode("utf-8-sig")
+            return bytes(upload.read()).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             message = _("File “%(name)s”: is not UTF-8 text. Export it as iCalendar (.ics).")
             raise ValidationError(message % {"name": upload.name}) from error
@@ -233,6 +233,12 @@ class CalendarAdmin(_CalendarAdmin):
                 after=after,
             )
         transaction.on_commit(wakeup.announce)
+
+    def construct_change_message(
+        self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return nothing: the audit entry says more. A file leaves the formsets unsaved."""
+        return []
 
     def log_addition(self, request: HttpRequest, obj: Calendar, message: Any) -> Any:
         """Write nothing: ``save_related`` has written the audit entry and its LogEntry."""

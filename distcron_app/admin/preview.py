@@ -70,12 +70,17 @@ def preview(data: QueryDict, instance: Schedule | None, now: datetime | None = N
     now = now or utc_now()
     schedule: Schedule = form.instance
     timetable = schedule.timetable()
-    rows = _rows(schedule, _instants(schedule, now))
+    instants = _instants(schedule, now)
     notes = [mark.text for mark in marks(timetable, after=now)]
-    if not rows and not notes:
+    notes += _spread(schedule, instants[0]) if instants else []
+    if not instants and not notes:
         notes = [_("No instant of the timetable is left.")]
     return Preview(
-        errors=[], words=schedule.in_words(), zone=schedule.timezone, notes=notes, rows=rows
+        errors=[],
+        words=schedule.in_words(),
+        zone=schedule.timezone,
+        notes=notes,
+        rows=_rows(schedule, instants),
     )
 
 
@@ -119,8 +124,8 @@ def _rows(schedule: Schedule, instants: list[datetime]) -> list[Row]:
 def _row(schedule: Schedule, instant: datetime, place: tzinfo, herd: int) -> Row:
     skipped = schedule.excluded(instant)
     notes = [mark.text for mark in marks(schedule.timetable(), instant, herd=herd)]
-    if schedule.spread_seconds and not skipped:
-        notes.append(_spread(schedule, instant))
+    if not skipped and _has_own_delays(schedule):
+        notes.append(_("Starts %(seconds)d s later.") % {"seconds": _delay(schedule, instant)})
     return Row(
         at=instant.astimezone(UTC).isoformat(),
         local=display.wall(instant, place),
@@ -131,12 +136,29 @@ def _row(schedule: Schedule, instant: datetime, place: tzinfo, herd: int) -> Row
     )
 
 
-def _spread(schedule: Schedule, instant: datetime) -> str:
-    if schedule.pk is None and not schedule.spread_key:
-        # The delay comes from the number that the row gets when it is stored.
-        return _("Starts up to %(seconds)d s later.") % {"seconds": schedule.spread_seconds}
-    delay = (schedule.spread(instant) - instant) // timedelta(seconds=1)
-    return _("Starts %(seconds)d s later.") % {"seconds": delay}
+def _spread(schedule: Schedule, instant: datetime) -> list[str]:
+    """Return what the spread does to every instant alike, if it does."""
+    if not schedule.spread_seconds or _has_own_delays(schedule):
+        return []
+    if _is_keyed(schedule):
+        delay = _delay(schedule, instant)
+        return [_("Each of them starts %(seconds)d s later.") % {"seconds": delay}]
+    message = _("Each of them starts up to %(seconds)d s later.")
+    return [message % {"seconds": schedule.spread_seconds}]
+
+
+def _has_own_delays(schedule: Schedule) -> bool:
+    is_random = schedule.spread_by == Schedule.Spread.RANDOM
+    return bool(schedule.spread_seconds and is_random and _is_keyed(schedule))
+
+
+def _is_keyed(schedule: Schedule) -> bool:
+    # Without a key the delay comes from the number that the row gets when it is stored.
+    return bool(schedule.pk is not None or schedule.spread_key)
+
+
+def _delay(schedule: Schedule, instant: datetime) -> int:
+    return (schedule.spread(instant) - instant) // timedelta(seconds=1)
 
 
 def _others(schedule: Schedule, instants: list[datetime]) -> dict[datetime, int]:

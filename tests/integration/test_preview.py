@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +172,25 @@ def test_nothing_is_left_after_the_end() -> None:
 
 
 def test_the_delay_of_a_new_schedule_is_said_as_its_limit() -> None:
-    assert shown(spread_seconds="600").rows[0].notes == ["Starts up to 600 s later."]
+    assert shown(spread_seconds="600").notes == ["Each of them starts up to 600 s later."]
 
 
 def test_the_delay_of_a_stored_schedule_is_the_one_that_the_scheduler_takes() -> None:
     schedule = make_schedule(spread_seconds=600)
-    row = shown(schedule, spread_seconds="600").rows[0]
-    at = Schedule.objects.get().first_after(database_now().replace(2027, 1, 15, 12))
-    assert at is not None and row.at == at.isoformat()
+    at = datetime(2027, 1, 15, 19, 30, tzinfo=UTC)
     delay = int((schedule.spread(at) - at).total_seconds())
-    assert row.notes == [f"Starts {delay} s later."]
+    found = shown(Schedule.objects.get(), spread_seconds="600")
+    assert found.rows[0].at == "2027-01-15T19:30:00+00:00"
+    assert found.notes == [f"Each of them starts {delay} s later."]
+
+
+def test_random_delays_are_said_for_each_instant() -> None:
+    schedule = make_schedule(spread_seconds=600, spread_by="random", spread_key="tenant-7")
+    found = shown(spread_seconds="600", spread_by="random", spread_key="tenant-7")
+    planned = [datetime.fromisoformat(row.at) for row in found.rows]
+    delays = [int((schedule.spread(at) - at).total_seconds()) for at in planned]
+    assert [row.notes for row in found.rows] == [[f"Starts {each} s later."] for each in delays]
+    assert found.notes == []
 
 
 def test_many_others_at_the_same_second_are_said_with_one_query_for_all() -> None:

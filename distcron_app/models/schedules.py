@@ -584,7 +584,18 @@ def _rule_of(columns: tuple[Any, ...]) -> Timetable:
     if len(lines) > MAX_CRON_LINES:
         message = _("%(count)d rules: at most %(most)d, one in each line.")
         raise TimetableError("cron", message % {"count": len(lines), "most": MAX_CRON_LINES})
-    return union([build(**values | {"cron": line}) for line in lines])
+    return union([_line_of(values, number, line) for number, line in enumerate(lines, 1)])
+
+
+def _line_of(values: dict[str, Any], number: int, line: str) -> Timetable:
+    try:
+        return build(**values | {"cron": line})
+    except TimetableError as error:
+        if error.field != "cron":
+            raise
+        message = _("Line %(number)d: %(problem)s")
+        facts = {"number": number, "problem": error.message}
+        raise TimetableError("cron", message % facts, token=error.token) from error
 
 
 @functools.lru_cache(maxsize=1024)

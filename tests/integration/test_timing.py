@@ -226,6 +226,14 @@ class TestRules:
         assert first == datetime(2027, 1, 1, 9, tzinfo=UTC)
         assert schedule.first_after(first) == datetime(2027, 1, 1, 17, tzinfo=UTC)
 
+    def test_a_wrong_rule_among_several_is_named_by_its_line(self) -> None:
+        schedule = make_schedule()
+        schedule.cron = "0 9 * * *\n0 25 * * *"
+        with pytest.raises(ValidationError) as caught:
+            schedule.full_clean()
+        (message,) = caught.value.message_dict["cron"]
+        assert message.startswith("Line 2: Hour '25':")
+
     def test_the_typed_and_the_canonical_text_are_both_kept(self) -> None:
         schedule = make_schedule(cron="00 02 * * MON")
         schedule.refresh_from_db()

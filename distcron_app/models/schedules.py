@@ -375,8 +375,8 @@ class Schedule(models.Model):
             ]
         if self.spread_seconds > MAX_OFFSET_SECONDS:
             problems["spread_seconds"] = [_("At most 86,400 seconds, one day.")]
-        if self.max_runs is not None and self.max_runs < self.runs_planned:
-            message = _("Must not be less than the %(count)d runs so far.")
+        if self.max_runs is not None and self.max_runs < max(1, self.runs_planned):
+            message = _("Must be at least 1, and not less than the %(count)d runs so far.")
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]

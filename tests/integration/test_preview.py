@@ -234,7 +234,7 @@ def test_the_preview_shows_the_instants_that_are_planned() -> None:
         ({"kind": "calendar", "calendar_every": "0"}, "Every", ""),
         ({"kind": "calendar", "calendar_every": "1"}, "First day", ""),
         ({"starts_at": "yesterday"}, "Not before", "valid date"),
-        ({"max_runs": "0"}, "At most this many runs", "Must be more"),
+        ({"max_runs": "0"}, "At most this many runs", "Must be at least 1"),
         ({"spread_seconds": "86401"}, "Spread over (seconds)", "86,400"),
         ({"calendar": "9"}, "Days to keep clear of", "valid choice"),
         ({"gap": "jump"}, "Time that the clocks jump over", "valid choice"),

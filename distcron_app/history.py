@@ -47,6 +47,7 @@ __all__ = [
     "forecast",
     "known_nodes",
     "last_runs",
+    "longest_usual",
     "membership",
     "newer_than",
     "overview",
@@ -286,7 +287,7 @@ def schedule_marks(schedule: Schedule, now: datetime, runs: Iterable[Run]) -> li
 
     How long a run takes is read from ``runs``, the newest of the schedule.
     """
-    return marks(schedule.timetable(), after=now, herd=_herd(schedule), p95=_longest_usual(runs))
+    return marks(schedule.timetable(), after=now, herd=_herd(schedule), p95=longest_usual(runs))
 
 
 def forecast(now: datetime, hours: int = 24) -> Forecast:
@@ -426,7 +427,7 @@ def _herd(schedule: Schedule) -> int:
     return others.exclude(pk=schedule.pk).count()
 
 
-def _longest_usual(runs: Iterable[Run]) -> timedelta | None:
+def longest_usual(runs: Iterable[Run]) -> timedelta | None:
     """Return how long 95 of 100 of the runs that ended took at most; None without one."""
     taken = sorted(
         run.finished_at - run.started_at

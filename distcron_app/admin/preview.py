@@ -18,15 +18,18 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
+from distcron_app import history
 from distcron_app.admin import display
 from distcron_app.clock import utc_now
 from distcron_app.forms import TIMING_FIELDS, TimingForm
-from distcron_app.models import Schedule
+from distcron_app.models import Run, Schedule
 from distcron_app.wording import marks
 
 __all__ = ["Preview", "Row", "preview", "render"]
 
 _COUNT = 10
+# The newest runs that tell how long the job usually takes.
+_JUDGED_RUNS = 50
 _TEMPLATE = "admin/distcron/schedule/_preview.html"
 
 
@@ -71,7 +74,9 @@ def preview(data: QueryDict, instance: Schedule | None, now: datetime | None = N
     schedule: Schedule = form.instance
     timetable = schedule.timetable()
     instants = _instants(schedule, now)
-    notes = [mark.text for mark in marks(timetable, after=now)]
+    runs = Run.objects.filter(schedule_id=schedule.pk).order_by("-id") if schedule.pk else None
+    p95 = None if runs is None else history.longest_usual(runs[:_JUDGED_RUNS])
+    notes = [mark.text for mark in marks(timetable, after=now, p95=p95)]
     notes += _spread(schedule, instants[0]) if instants else []
     if not instants and not notes:
         notes = [_("No instant of the timetable is left.")]

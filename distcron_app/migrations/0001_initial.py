@@ -2,7 +2,7 @@
 
 import distcron_app.clock
 import distcron_app.instants
-import distcron_app.models.schedules
+import distcron_app.models.calendars
 import django.db.models.deletion
 import uuid
 from django.conf import settings
@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=100, unique=True, verbose_name='name')),
-                ('timezone', models.CharField(default='UTC', help_text='Days begin and end in it.', max_length=64, verbose_name='time zone')),
+                ('timezone', models.CharField(default=distcron_app.models.calendars.default_timezone, help_text='Days begin and end in it.', max_length=64, verbose_name='time zone')),
                 ('weekdays', models.CharField(blank=True, help_text='Monday is 1, Sunday is 7; for example 6,7 for weekends.', max_length=13, verbose_name='excluded weekdays')),
                 ('revision', models.UUIDField(default=uuid.uuid4, editable=False)),
             ],
@@ -122,7 +122,7 @@ class Migration(migrations.Migration):
                 ('kind', models.CharField(choices=[('cron', 'cron expression'), ('interval', 'every N seconds'), ('calendar', 'every N days, weeks or months'), ('once', 'once')], default='cron', max_length=10, verbose_name='kind')),
                 ('cron', models.CharField(blank=True, help_text='Five fields: minute hour day month weekday. For example: 30 2 * * mon-fri. Several rules, one in each line, run at the instants of all of them.', max_length=2020, verbose_name='cron expression')),
                 ('cron_canonical', models.CharField(blank=True, editable=False, max_length=2020)),
-                ('timezone', models.CharField(default=distcron_app.models.schedules.default_timezone, max_length=64, verbose_name='time zone')),
+                ('timezone', models.CharField(default=distcron_app.models.calendars.default_timezone, max_length=64, verbose_name='time zone')),
                 ('interval_seconds', models.PositiveIntegerField(blank=True, help_text='1 to 31,536,000.', null=True, verbose_name='every (seconds)')),
                 ('interval_anchor', distcron_app.instants.InstantField(blank=True, help_text='The first instant of the interval; now when empty.', null=True, verbose_name='counted from')),
                 ('run_at', distcron_app.instants.InstantField(blank=True, null=True, verbose_name='run once at')),

@@ -11,7 +11,12 @@ million runs is one row, and its history stays with the names as they were.
 """
 
 from distcron_app.models.audit import AuditEntry
-from distcron_app.models.calendars import Calendar, CalendarEntry, exclusions_of
+from distcron_app.models.calendars import (
+    Calendar,
+    CalendarEntry,
+    default_timezone,
+    exclusions_of,
+)
 from distcron_app.models.nodes import Node
 from distcron_app.models.runs import Attempt, Run, RunOutput, RunQuerySet
 from distcron_app.models.schedules import (
@@ -20,7 +25,6 @@ from distcron_app.models.schedules import (
     TIMETABLE_FIELDS,
     Schedule,
     ScheduleQuerySet,
-    default_timezone,
     timetable_of,
 )
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models import Q
@@ -16,7 +17,12 @@ from distcron_app.errors import TimetableError
 from distcron_app.timetable.calendars import Event, Exclusions
 from distcron_app.timetable.zones import check_timezone
 
-__all__ = ["Calendar", "CalendarEntry", "exclusions_of"]
+__all__ = ["Calendar", "CalendarEntry", "default_timezone", "exclusions_of"]
+
+
+def default_timezone() -> str:
+    """Return the project's zone, never UTC by accident."""
+    return settings.TIME_ZONE
 
 
 class Calendar(models.Model):
@@ -24,7 +30,10 @@ class Calendar(models.Model):
 
     name = models.CharField(_("name"), max_length=100, unique=True)
     timezone = models.CharField(
-        _("time zone"), max_length=64, default="UTC", help_text=_("Days begin and end in it.")
+        _("time zone"),
+        max_length=64,
+        default=default_timezone,
+        help_text=_("Days begin and end in it."),
     )
     weekdays = models.CharField(
         _("excluded weekdays"),

@@ -8,7 +8,6 @@ from datetime import datetime, time, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models import F, Q
@@ -19,7 +18,7 @@ from distcron_app import registry, wakeup
 from distcron_app.clock import utc_now
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
-from distcron_app.models.calendars import Calendar, exclusions_of
+from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
 from distcron_app.timetable import (
     MAX_TEXT,
     Timetable,
@@ -39,17 +38,11 @@ __all__ = [
     "TIMETABLE_FIELDS",
     "Schedule",
     "ScheduleQuerySet",
-    "default_timezone",
     "timetable_of",
 ]
 
 MAX_CRON_LINES = 10
 MAX_CRON_TEXT = MAX_CRON_LINES * (MAX_TEXT + 2)  # with line ends as browsers send them
-
-
-def default_timezone() -> str:
-    """Return the project's zone, never UTC by accident."""
-    return settings.TIME_ZONE
 
 
 class ScheduleQuerySet(models.QuerySet["Schedule"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import distcron_app
 from distcron_app.admin.preview import Preview, preview
 from distcron_app.instants import database_now
 from distcron_app.models import AuditEntry, Calendar, CalendarEntry, Run, Schedule
-from tests.factories import make_schedule, make_user
+from tests.factories import make_run, make_schedule, make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -444,3 +444,17 @@ def test_the_preview_is_in_the_language_of_the_reader(admin: Client) -> None:
 def test_the_first_instant_is_later_than_now() -> None:
     first = shown(kind="interval", cron="", interval_seconds="60").rows[0]
     assert first.at == "2027-01-15T12:01:00+00:00"
+
+
+def test_runs_longer_than_the_period_are_told() -> None:
+    schedule = make_schedule(kind="interval", cron="", interval_seconds=60)
+    start = database_now() - timedelta(hours=1)
+    for number in range(5):
+        make_run(
+            schedule=schedule,
+            started_at=start,
+            finished_at=start + timedelta(minutes=3),
+            scheduled_at=start + timedelta(minutes=number),
+        )
+    found = shown(schedule, kind="interval", cron="", interval_seconds="60")
+    assert found.notes == ["Runs take up to 180 s, but the next one starts after 60 s."]

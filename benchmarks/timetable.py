@@ -1,6 +1,6 @@
 """Measure how long the next instant takes, beside croniter and cronsim in the same run.
 
-    python -m benchmarks.next_instant [--starts 2000] [--schedules 100000] [--seed 1]
+    python -m benchmarks.timetable [--starts 2000] [--schedules 100000] [--seed 1]
 
 Prints one JSON line. All times are CPU time of this thread.
 
@@ -70,7 +70,7 @@ def main() -> None:
     pick = random.Random(options.seed)
     starts = [NOW + timedelta(seconds=pick.randrange(365 * 86_400)) for _ in range(options.starts)]
     many = measure_schedules(list(mixed(pick, options.schedules)))
-    print(json.dumps({"benchmark": "next_instant", **side_by_side(starts), "schedules": many}))
+    print(json.dumps({"benchmark": "timetable", **side_by_side(starts), "schedules": many}))
 
 
 def side_by_side(starts: Sequence[datetime]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def url(calendar: Calendar, view: str = "change") -> str:
 
 
 def make_calendar(*days: str, **values: Any) -> Calendar:
-    calendar = Calendar.objects.create(**{"name": "Holidays"} | values)
+    calendar = Calendar.objects.create(**{"name": "Holidays", "timezone": "UTC"} | values)
     for day in days:
         at = date.fromisoformat(day)
         CalendarEntry.objects.create(calendar=calendar, first=at, last=at)

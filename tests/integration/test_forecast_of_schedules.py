@@ -58,13 +58,15 @@ def test_each_kind_is_counted_as_it_runs(values: dict[str, Any]) -> None:
 
 
 def test_excluded_days_are_not_counted() -> None:
-    make_schedule(cron="* * * * *", calendar=Calendar.objects.create(name="x", weekdays="7"))
+    make_schedule(
+        cron="* * * * *", calendar=Calendar.objects.create(name="x", weekdays="7", timezone="UTC")
+    )
     # 5 March 2090 is a Sunday, until midnight UTC.
     assert list(history.forecast(NOW, 24).counts) == [0] * (14 * 60 + 43) + [1] * (9 * 60 + 17)
 
 
 def test_days_that_are_moved_are_counted_where_they_run() -> None:
-    weekend = Calendar.objects.create(name="x", weekdays="7")
+    weekend = Calendar.objects.create(name="x", weekdays="7", timezone="UTC")
     make_schedule(cron="0 12 * * *", timezone="UTC", calendar=weekend, calendar_action="next")
     found = history.forecast(NOW, 48)
     assert found.busiest(9) == [(datetime(2090, 3, 6, 12, tzinfo=UTC), 1)]

@@ -69,7 +69,8 @@ class CalendarForm(_CalendarForm):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Django adds a hidden initial value for a default that is called; the row has its own.
-        self.fields["timezone"].show_hidden_initial = False
+        if "timezone" in self.fields:  # a viewer's form has no fields
+            self.fields["timezone"].show_hidden_initial = False
         # Taken before anything of the form is written.
         self.before = _snapshot(self.instance)
         self.events: list[Event] | None = None

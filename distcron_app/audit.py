@@ -9,7 +9,7 @@ are written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.apps import apps
@@ -83,8 +83,12 @@ def changes(
 
 
 def json_value(value: Any) -> Any:
-    """Return a column's value for a snapshot; an instant in UTC, whatever its zone."""
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
+    """Return a column's value for a snapshot; an instant in UTC, a row by its name."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, models.Model) else value
 
 
 def masked(values: Mapping[str, Any]) -> dict[str, Any]:

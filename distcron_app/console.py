@@ -117,7 +117,7 @@ class TextConsole:
 
     def _on_run_started(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         self._started[facts["run"]] = self._clock.monotonic()
-        lag = (self._clock.now() - facts["scheduled_at"]).total_seconds()
+        lag = (self._clock.now() - facts["due_at"]).total_seconds()
         again = "" if facts["attempt"] == 1 else _("  attempt %d") % facts["attempt"]
         lag_text = _("lag %s") % _seconds(max(0.0, lag))
         return "run_started", f"{_column(facts)} {lag_text}{again}"
@@ -141,8 +141,10 @@ class TextConsole:
             "overlap": _("skipped: run %(blocked_by)s is still active"),
             "misfire": _("skipped: too late to run (%(count)s)"),
             "coalesced": _("skipped: folded into a later occurrence (%(count)s)"),
+            "calendar": _("skipped: %(why)s"),
+            "paused": _("skipped: the schedule is paused"),
         }
-        known = {"count": details.get("count", 1), "blocked_by": details.get("blocked_by", "?")}
+        known = {"count": 1, "blocked_by": "?", "why": ""} | details
         return "skipped", f"{_column(facts)} {reasons.get(facts['reason'], '') % known}"
 
     def _on_stood_back(self, facts: Mapping[str, Any]) -> tuple[str, str]:

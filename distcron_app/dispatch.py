@@ -8,13 +8,14 @@ asks the database nothing more about it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import random
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+
+from django.db import models
 
 from distcron_app import lifecycle, registry, timetable
 from distcron_app.clock import Clock
@@ -24,7 +25,16 @@ from distcron_app.instants import DatabaseNow
 from distcron_app.leases import LeaseBook
 from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
 from distcron_app.locks import Lease, LockBackend, new_owner_token, schedule_lock_name
-from distcron_app.models import Run, Schedule
+from distcron_app.models import (
+    TIMETABLE_FIELDS,
+    Run,
+    Schedule,
+    exclusions_of,
+    timetable_of,
+)
+from distcron_app.timetable import Timetable
+from distcron_app.timetable.calendars import Excluding, Exclusions
+from distcron_app.timetable.spread import spread_instant
 
 __all__ = ["Dispatcher", "Tick"]
 
@@ -34,6 +44,7 @@ logger = logging.getLogger("distcron.dispatch")
 BACKSTOP_SECONDS = 2.0
 # How long a schedule that was lost at the lock is left alone, with jitter.
 STAND_BACK_SECONDS = 0.3
+_TICK = timedelta(microseconds=1)
 # How long an occurrence waits behind a run of its schedule that began after it was due.
 TURN_SECONDS = 0.5
 # Due rows read for each run that could start, so that nodes find different ones.
@@ -60,22 +71,46 @@ class _Due:
     key: str
     job: str
     version: int
-    kind: str
-    cron: str
-    timezone: str
-    interval_seconds: int | None
-    interval_anchor: datetime | None
-    run_at: datetime | None
     ends_at: datetime | None
+    calendar_id: int | None
+    calendar_revision: UUID | None
+    calendar_action: str
+    spread_by: str
+    spread_seconds: int
+    spread_key: str
     next_run_at: datetime
     now: datetime
+    columns: tuple[Any, ...]
 
     @property
     def late_seconds(self) -> float:
         return (self.now - self.next_run_at).total_seconds()
 
+    @property
+    def calendar(self) -> tuple[int, UUID] | None:
+        if self.calendar_id is None or self.calendar_revision is None:
+            return None
+        return self.calendar_id, self.calendar_revision
 
-_COLUMNS = tuple(field.name for field in dataclasses.fields(_Due))
+    @property
+    def timetable(self) -> Timetable:
+        return timetable_of(self.columns, self.calendar, self.calendar_action)
+
+    @property
+    def exclusions(self) -> Exclusions | None:
+        if self.calendar is None or self.calendar_action != Schedule.Excluded.SKIP:
+            return None
+        return exclusions_of(*self.calendar)
+
+    def spread(self, instant: datetime) -> datetime:
+        return spread_instant(
+            self.spread_by, self.spread_seconds, self.spread_key or str(self.pk), instant
+        )
+
+
+_OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name != "columns")
+_SPLIT = len(_OWN)
+_COLUMNS = (*_OWN, *TIMETABLE_FIELDS)
 
 
 class Dispatcher:
@@ -95,6 +130,8 @@ class Dispatcher:
         # The database's clock at the last read; before the first read nothing is claimed.
         self._database_time = datetime.min.replace(tzinfo=UTC)
         self.degraded_cause = ""
+        # Until the next queued run is due, at most a poll.
+        self.queued_wait_seconds = config.poll_seconds
 
     def tick(self, node_id: UUID, capacity: int) -> Tick:
         """Claim up to ``capacity`` runs and return them.
@@ -127,23 +164,28 @@ class Dispatcher:
             wait_seconds=0.0 if more and (claimed.runs or claimed.skipped) else wait,
         )
 
-    def claim_queued(self, node_id: UUID, capacity: int) -> list[ClaimedRun]:
+    def claim_queued(self, node_id: UUID, capacity: int) -> Claimed:
         """Claim queued runs (by hand, given back, recovered) whose time has come."""
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
-        rows = list(
-            Run.objects.queued_due()
+        found = list(
+            Run.objects.queued_due(within_seconds=self._config.poll_seconds)
             .annotate(now=DatabaseNow())
             .values_list("pk", "schedule_id", "due_at", "now")[:limit]
         )
-        if rows:
-            self._database_time = rows[0][3]
+        self.queued_wait_seconds = self._config.poll_seconds
+        rows = [row for row in found if row[2] <= row[3]]
+        if found:
+            self._database_time = found[0][3]
+        if len(rows) < len(found):
+            _, _, due_at, now = found[len(rows)]
+            self.queued_wait_seconds = (due_at - now).total_seconds()
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
         oldest = {row[1]: row for row in reversed(rows)}
         here = self._leases.schedules()
         chosen = [row for pk, row in oldest.items() if pk not in here]
         chosen = chosen[:capacity]
         if not chosen:
-            return []
+            return Claimed()
         tokens = {pk: new_owner_token() for pk, *_ in chosen}
         names = {pk: schedule_lock_name(schedule_id) for pk, schedule_id, *_ in chosen}
         leases = self._acquire({names[pk]: token for pk, token in tokens.items()})
@@ -155,9 +197,9 @@ class Dispatcher:
             or (now - due_at).total_seconds() > self._stuck_after_seconds
         }
         self._remember({token: names[pk] for pk, token in mine.items()}, leases)
-        runs = lifecycle.claim_queued(mine, node_id)
-        self._take(runs)
-        return runs
+        claimed = lifecycle.claim_queued(mine, node_id)
+        self._take(claimed.runs)
+        return claimed
 
     def settle(self, node_id: UUID) -> list[ClaimedRun]:
         """Read back claims whose COMMIT was not answered; return those that are ours after all.
@@ -175,8 +217,10 @@ class Dispatcher:
         if capacity <= 0:
             schedules = schedules.filter(pk__in=self._leases.schedules())
         limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
-        rows = schedules.annotate(now=DatabaseNow()).values_list(*_COLUMNS)[:limit]
-        return [_Due(*row) for row in rows]
+        rows = schedules.annotate(
+            now=DatabaseNow(), calendar_revision=models.F("calendar__revision")
+        ).values_list(*_COLUMNS)[:limit]
+        return [_Due(*(*row[:_SPLIT], row[_SPLIT:])) for row in rows]
 
     def _choose(self, due: Sequence[_Due], capacity: int) -> list[_Due]:
         here = self._leases.schedules()
@@ -228,15 +272,11 @@ class Dispatcher:
             if row.late_seconds <= self._config.misfire_grace_seconds:
                 return None
             raise
+        exclusions = row.exclusions
+        if exclusions is not None and exclusions.excluded(row.next_run_at):
+            return _skipping(row, exclusions)
         plan = timetable.plan(
-            _timetable(
-                row.kind,
-                row.cron,
-                row.timezone,
-                row.interval_seconds,
-                row.interval_anchor,
-                row.run_at,
-            ),
+            row.timetable,
             due_from=row.next_run_at,
             now=row.now,
             misfire_grace=timedelta(seconds=self._config.misfire_grace_seconds),
@@ -250,6 +290,7 @@ class Dispatcher:
             next_run_at=plan.next,
             owner_token=new_owner_token(),
             run_at=plan.run,
+            due_at=None if plan.run is None else row.spread(plan.run),
             skips=tuple(_skip(span, reason) for span, reason in spans if span is not None),
         )
 
@@ -325,22 +366,23 @@ class Dispatcher:
         self._leases.release(unused)
 
 
-@functools.lru_cache(maxsize=16_384)
-def _timetable(
-    kind: str,
-    cron: str,
-    zone: str,
-    interval_seconds: int | None,
-    interval_anchor: datetime | None,
-    run_at: datetime | None,
-) -> timetable.Timetable:
-    return timetable.build(
-        kind=kind,
-        cron=cron,
-        timezone=zone,
-        interval_seconds=interval_seconds,
-        interval_anchor=interval_anchor,
-        run_at=run_at,
+def _skipping(row: _Due, exclusions: Exclusions) -> Decision:
+    """Decide the excluded instants from the due one on, up to the first that may run."""
+    reason = exclusions.excluded(row.next_run_at)
+    allowed = Excluding(timetable=row.timetable, exclusions=exclusions)
+    resume = timetable.first_after(allowed, row.next_run_at, ends_at=row.ends_at)
+    end = row.now if resume is None else min(row.now, resume - _TICK)
+    last = timetable.latest(row.timetable, after=row.next_run_at, until=end)
+    count = 1 + row.timetable.count(row.next_run_at, end)
+    span = timetable.Span(first=row.next_run_at, last=last or row.next_run_at, count=count)
+    skip = _skip(span, Run.Reason.CALENDAR)
+    return Decision(
+        schedule_id=row.pk,
+        version=row.version,
+        seen_next_run_at=row.next_run_at,
+        next_run_at=timetable.first_after(row.timetable, span.last, ends_at=row.ends_at),
+        owner_token=new_owner_token(),
+        skips=(dataclasses.replace(skip, details=(skip.details or {}) | {"why": reason}),),
     )
 
 

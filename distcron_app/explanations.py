@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -14,8 +15,19 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from distcron_app.models import Node, Run, Schedule
+from distcron_app.wording import Mark, marks
 
-__all__ = ["Explanation", "Stretch", "app_frames", "explain", "inert", "node_label"]
+__all__ = [
+    "Explanation",
+    "Occurrence",
+    "Stretch",
+    "app_frames",
+    "explain",
+    "inert",
+    "node_label",
+    "occurrences",
+    "zone_data_warning",
+]
 
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line ')
 _LIBRARY = re.compile(r"(site-packages|dist-packages|[/\\]lib[/\\]python3|^<frozen )")
@@ -41,6 +53,45 @@ class Explanation:
     advice: str = ""
     blocked_by: int | None = None
     stretch: Stretch | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """A coming instant, when it is due, and what is to know about it.
+
+    ``excluded`` says why it will be skipped, "" if it will not.
+    """
+
+    scheduled_at: datetime
+    due_at: datetime
+    marks: tuple[Mark, ...] = ()
+    excluded: str = ""
+
+
+def occurrences(
+    schedule: Schedule, instants: Iterable[datetime], *, runs_left: int | None = None
+) -> Iterator[Occurrence]:
+    """Yield what becomes of each coming instant of the schedule, up to its last run."""
+    timetable = schedule.timetable()
+    for at in instants:
+        if runs_left is not None and runs_left <= 0:
+            return
+        why = schedule.excluded(at)
+        if why:
+            yield Occurrence(scheduled_at=at, due_at=at, excluded=why)
+            continue
+        found = tuple(marks(timetable, at))
+        yield Occurrence(scheduled_at=at, due_at=schedule.spread(at), marks=found)
+        runs_left = None if runs_left is None else runs_left - 1
+
+
+def zone_data_warning(alive: Iterable[Node]) -> str:
+    """Return a sentence where the alive nodes differ in their zone data, else ""."""
+    versions = sorted({node.zone_data for node in alive if node.zone_data}, reverse=True)
+    if len(versions) < 2:
+        return ""
+    message = _("nodes use different time zone data: %s; update the tzdata package")
+    return message % ", ".join(versions)
 
 
 def explain(run: Run, now: datetime) -> Explanation:
@@ -104,7 +155,25 @@ def _skipped(run: Run) -> Explanation:
             advice=_("Usually no scheduler was running at that time. The nodes page shows them."),
             stretch=stretch,
         )
+    if run.reason == Run.Reason.CALENDAR:
+        return _excluded(details, stretch)
+    if run.reason == Run.Reason.PAUSED:
+        return Explanation(
+            why=_("It did not run: when it was due, its schedule was paused."),
+            advice=_("Run the schedule now if the work is still wanted."),
+            stretch=stretch,
+        )
     return Explanation(why=_("It did not run: %s.") % run.get_reason_display(), stretch=stretch)
+
+
+def _excluded(details: dict[str, Any], stretch: Stretch | None) -> Explanation:
+    advice = _("The calendar of the schedule keeps it clear of such days.")
+    reason = details.get("why")
+    if not isinstance(reason, str) or not reason:
+        return Explanation(
+            why=_("It did not run: a calendar excludes the day."), advice=advice, stretch=stretch
+        )
+    return Explanation(why=_("It did not run: %s.") % inert(reason), advice=advice, stretch=stretch)
 
 
 def _lost(run: Run) -> Explanation:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django import forms
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -29,7 +29,7 @@ from distcron_app.arguments import MASK
 from distcron_app.errors import TimetableError, UnknownJob
 from distcron_app.models import AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
-from distcron_app.zones import zone
+from distcron_app.timetable.zones import zone
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractUser
@@ -39,9 +39,36 @@ if TYPE_CHECKING:
 else:
     _ModelForm = forms.ModelForm
 
-__all__ = ["ConfirmForm", "ScheduleForm"]
+__all__ = ["ConfirmForm", "DayInput", "ScheduleForm", "TimingForm", "ZoneInput"]
 
 INSTANT_FIELDS = ("interval_anchor", "run_at", "starts_at", "ends_at")
+# What decides when a schedule runs: the preview needs no more.
+TIMING_FIELDS = (
+    "kind",
+    "cron",
+    "interval_seconds",
+    "interval_anchor",
+    "calendar_every",
+    "calendar_unit",
+    "calendar_date",
+    "calendar_time",
+    "run_at",
+    "timezone",
+    "starts_at",
+    "ends_at",
+    "max_runs",
+    "calendar",
+    "calendar_action",
+    "spread_seconds",
+    "spread_by",
+    "spread_key",
+    "gap",
+    "fold",
+)
+# Left empty, these take the model's default; left out, they keep what is stored.
+_DEFAULTED = ("calendar_unit", "calendar_action", "spread_seconds", "spread_by", "gap", "fold")
+# Of which at least one is filled in as soon as somebody has begun to type a rule.
+_RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
 # What the browser's own date and time picker sends and shows.
 _INSTANT_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
@@ -65,11 +92,105 @@ class ZoneInput(forms.TextInput):
         return {**context, "zones": sorted(zoneinfo.available_timezones())}
 
 
-class ScheduleForm(_ModelForm):
-    """Add or change a schedule. Instants are typed in the time zone of the schedule."""
+class DayInput(forms.DateInput):
+    """The browser's date picker."""
+
+    input_type = "date"
+
+    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
+        super().__init__(attrs=attrs, format="%Y-%m-%d")
+
+
+class TimeOfDayInput(forms.TimeInput):
+    """The browser's time picker, with seconds where there are any."""
+
+    input_type = "time"
+
+
+class TimingForm(_ModelForm):
+    """When a schedule runs. Instants are typed in the time zone of the schedule."""
+
+    class Meta:
+        model = Schedule
+        fields: list[str] = [*TIMING_FIELDS]
+        widgets = {
+            "cron": forms.Textarea(attrs={"rows": 2, "cols": 40, "spellcheck": "false"}),
+            "calendar_date": DayInput(),
+            "calendar_time": TimeOfDayInput(),
+            "timezone": ZoneInput(attrs={"size": 40}),
+            **{name: InstantInput() for name in INSTANT_FIELDS},
+        }
+        field_classes = {name: forms.DateTimeField for name in INSTANT_FIELDS}
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # A person who may only look gets the page without the model's fields.
+        if "timezone" in self.fields:
+            self._prepare()
+
+    @property
+    def is_blank(self) -> bool:
+        """Return whether nobody has begun to type a rule."""
+        return not any(self.data.get(self.add_prefix(name)) for name in _RULE_FIELDS)
+
+    def full_clean(self) -> None:
+        with timezone.override(self._zone(self.data.get(self.add_prefix("timezone")))):
+            super().full_clean()
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        for name in _DEFAULTED:
+            if name in cleaned and cleaned[name] in (None, ""):
+                cleaned[name] = self._default(name)
+        return cleaned
+
+    def _prepare(self) -> None:
+        self._show_instants()
+        for name in _DEFAULTED:
+            self.fields[name].required = False
+        help_text = _("All times of this schedule are in this zone. The project's is %s.")
+        self.fields["timezone"].help_text = help_text % settings.TIME_ZONE
+
+    def _default(self, name: str) -> Any:
+        widget = self.fields[name].widget
+        if widget.value_omitted_from_data(self.data, self.files, self.add_prefix(name)):
+            return getattr(self.instance, name)
+        return cast("models.Field[Any, Any]", Schedule._meta.get_field(name)).get_default()
+
+    def _show_instants(self) -> None:
+        place = self._zone(self.initial.get("timezone"))
+        for name in INSTANT_FIELDS:
+            value = self.initial.get(name)
+            if isinstance(value, datetime):
+                self.initial[name] = value.astimezone(place).replace(tzinfo=None)
+
+    def _zone(self, name: Any) -> tzinfo:
+        for candidate in (name, self.instance.timezone):
+            try:
+                return zone(str(candidate or ""))
+            except TimetableError:
+                continue
+        return timezone.get_default_timezone()
+
+    def _update_errors(self, errors: ValidationError) -> None:
+        # The model judges the old value of a field whose new one was refused already, and
+        # columns that this form does not have.
+        found = getattr(errors, "error_dict", {})
+        for name in [name for name in found if name in self.errors or not self._has(name)]:
+            del found[name]
+        super()._update_errors(errors)  # type: ignore[misc]
+
+    def _has(self, name: str) -> bool:
+        return name in self.fields or name == NON_FIELD_ERRORS
+
+
+class ScheduleForm(TimingForm):
+    """Add or change a schedule."""
 
     # What the user may do; set by the admin on the class that it builds for the request.
     user: AbstractUser | None = None
+    # Shows what was typed again, with its preview, and is never saved.
+    is_preview = False
 
     job = forms.ChoiceField()
     arguments = forms.CharField(
@@ -81,43 +202,23 @@ class ScheduleForm(_ModelForm):
     # only input is the checkbox in the refusal.
     overwrite = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
-    class Meta:
-        model = Schedule
-        fields = [
-            "name",
-            "key",
-            "job",
-            "arguments",
-            "kind",
-            "cron",
-            "interval_seconds",
-            "interval_anchor",
-            "run_at",
-            "timezone",
-            "starts_at",
-            "ends_at",
-            "delivery",
-            "notes",
-        ]
-        widgets = {
-            "timezone": ZoneInput(attrs={"size": 40}),
+    class Meta(TimingForm.Meta):
+        fields = ["name", "key", "job", "arguments", *TIMING_FIELDS, "delivery", "notes"]
+        widgets = TimingForm.Meta.widgets | {
             "notes": forms.Textarea(attrs={"rows": 3, "cols": 60}),
-            **{name: InstantInput() for name in INSTANT_FIELDS},
         }
-        field_classes = {name: forms.DateTimeField for name in INSTANT_FIELDS}
+
+    class Media:
+        js = [forms.Script("distcron/preview.js", defer=True)]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Taken before validation writes what was typed into the instance.
         self.before = audit.snapshot(self.instance) if self.instance.pk else {}
         self._stored_arguments = self.instance.arguments
-        # A person who may only look gets the page without the model's fields.
-        if "timezone" in self.fields:
-            self._prepare()
 
-    def full_clean(self) -> None:
-        with timezone.override(self._zone(self.data.get(self.add_prefix("timezone")))):
-            super().full_clean()
+    def is_valid(self) -> bool:
+        return super().is_valid() and not self.is_preview
 
     def clean_job(self) -> str:
         name: str = self.cleaned_data["job"]
@@ -141,7 +242,7 @@ class ScheduleForm(_ModelForm):
         return _unmasked(typed, self._stored_arguments)
 
     def clean(self) -> dict[str, Any]:
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        cleaned = super().clean()
         if self.instance.pk:
             seen = cleaned.get("seen_version")
             if self.instance.version not in (seen, cleaned.get("overwrite")):
@@ -149,29 +250,20 @@ class ScheduleForm(_ModelForm):
         return cleaned
 
     def _prepare(self) -> None:
+        super()._prepare()
         self._show_arguments()
-        self._show_instants()
         self._offer_jobs()
         self.initial["seen_version"] = self.instance.version
         for name in ("job", "arguments"):
             described = cast("models.Field[Any, Any]", Schedule._meta.get_field(name))
             self.fields[name].label = capfirst(described.verbose_name)
             self.fields[name].help_text = described.help_text
-        help_text = _("All times of this schedule are in this zone. The project's is %s.")
-        self.fields["timezone"].help_text = help_text % settings.TIME_ZONE
 
     def _show_arguments(self) -> None:
         value = self.initial.get("arguments", {})
         if not isinstance(value, str):
             shown = registry.masked_arguments(value) if isinstance(value, dict) else value
             self.initial["arguments"] = json.dumps(shown, ensure_ascii=False, indent=2)
-
-    def _show_instants(self) -> None:
-        place = self._zone(self.initial.get("timezone"))
-        for name in INSTANT_FIELDS:
-            value = self.initial.get(name)
-            if isinstance(value, datetime):
-                self.initial[name] = value.astimezone(place).replace(tzinfo=None)
 
     def _offer_jobs(self) -> None:
         offered = {job.name: _label(job) for job in registry.all_jobs() if self._may_use(job)}
@@ -191,20 +283,6 @@ class ScheduleForm(_ModelForm):
             return _label(registry.get(name))
         except UnknownJob:
             return _("%s (not registered)") % name
-
-    def _zone(self, name: Any) -> tzinfo:
-        for candidate in (name, self.instance.timezone):
-            try:
-                return zone(str(candidate or ""))
-            except TimetableError:
-                continue
-        return timezone.get_default_timezone()
-
-    def _update_errors(self, errors: ValidationError) -> None:
-        # The model judges the old value of a field whose new one was refused already.
-        for name in [name for name in getattr(errors, "error_dict", {}) if name in self.errors]:
-            del errors.error_dict[name]
-        super()._update_errors(errors)  # type: ignore[misc]
 
     def _refusal(self) -> SafeString:
         """Say what the stored row and the typed values differ in, and how to go on."""

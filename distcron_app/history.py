@@ -7,31 +7,53 @@ looks back in time looks at the newest ``_RECENT_ROWS`` rows at most.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 from django.db.models import Count, F, Q, Subquery
 from django.db.models.lookups import Exact, In
 
 from distcron_app.conf import get_config
+from distcron_app.errors import TimetableError
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.locks import schedule_lock_name
-from distcron_app.models import Attempt, Node, Run, RunOutput, RunQuerySet, Schedule
+from distcron_app.models import (
+    TIMETABLE_FIELDS,
+    Attempt,
+    Node,
+    Run,
+    RunOutput,
+    RunQuerySet,
+    Schedule,
+    exclusions_of,
+    timetable_of,
+)
+from distcron_app.timetable import Timetable
+from distcron_app.timetable.calendars import Excluding
+from distcron_app.timetable.forecast import counts
+from distcron_app.timetable.spread import spread_instant
+from distcron_app.wording import Mark, marks
 
 __all__ = [
     "PAGE_SIZE",
+    "Forecast",
     "Membership",
     "Overview",
     "RunPage",
     "find_run",
+    "forecast",
     "known_nodes",
     "last_runs",
+    "longest_usual",
     "membership",
     "newer_than",
     "overview",
     "run_page",
     "runs_matching",
+    "schedule_marks",
     "schedules_matching",
     "schedules_of_locks",
     "with_names",
@@ -43,6 +65,7 @@ _SHORT_LIST = 10
 # Bounds the scan for recent failures where they are rare: tens of milliseconds.
 _RECENT_ROWS = 50_000
 _RECENT = timedelta(hours=24)
+_JUDGED = ("succeeded", "failed")  # states from which is taken how long a run takes
 _MOST_LOCKS = 5_000  # below the limit of parameters of any database
 
 
@@ -97,6 +120,43 @@ class RunPage:
     rows: Sequence[Run]
     older: int | None
     newer: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """How many occurrences start in each minute from ``start`` on, and of how many schedules."""
+
+    start: datetime
+    counts: Sequence[int]
+    schedules: int
+
+    @property
+    def total(self) -> int:
+        """Return how many occurrences there are."""
+        return sum(self.counts)
+
+    def busiest(self, most: int) -> list[tuple[datetime, int]]:
+        """Return the minutes with the most occurrences, the earlier of equal ones first."""
+        found = ((minute, count) for minute, count in enumerate(self.counts) if count)
+        chosen = heapq.nsmallest(most, found, key=lambda each: (-each[1], each[0]))
+        return [(self._at(minute), count) for minute, count in chosen]
+
+    def by_hour(self, zone: tzinfo) -> list[tuple[datetime, int]]:
+        """Return the counts by hour of the clock in ``zone``; the first and last may be cut."""
+
+        def hour(place: tuple[int, int]) -> tuple[datetime, timedelta | None]:
+            local = self._at(place[0]).astimezone(zone)
+            return local.replace(minute=0, tzinfo=None), local.utcoffset()
+
+        return [
+            (self._at(minutes[0][0]), sum(count for _minute, count in minutes))
+            for minutes in (
+                list(group) for _hour, group in itertools.groupby(enumerate(self.counts), hour)
+            )
+        ]
+
+    def _at(self, minute: int) -> datetime:
+        return self.start + timedelta(minutes=minute)
 
 
 def membership() -> Membership:
@@ -206,7 +266,7 @@ def find_run(run_id: int) -> tuple[Run | None, Sequence[Attempt], RunOutput | No
 
 def schedules_matching(*, text: str = "", state: str = "", now: datetime) -> Any:
     """Return schedules by name, with ``last_run_id``; ``state`` may also be ``overdue``."""
-    schedules = Schedule.objects.with_last_run().order_by("name", "id")
+    schedules = Schedule.objects.with_last_run().select_related("calendar").order_by("name", "id")
     if text:
         schedules = schedules.filter(
             Q(name__icontains=text) | Q(key__icontains=text) | Q(job__icontains=text)
@@ -220,6 +280,44 @@ def last_runs(schedules: Iterable[Any]) -> dict[int, Run]:
     """Return the newest run of each schedule that ``with_last_run`` found, by schedule id."""
     ids = [schedule.last_run_id for schedule in schedules if schedule.last_run_id]
     return {run.schedule_id or 0: run for run in Run.objects.filter(pk__in=ids)}
+
+
+def schedule_marks(schedule: Schedule, now: datetime, runs: Iterable[Run]) -> list[Mark]:
+    """Return what is to know about the timetable of a stored schedule, by one query.
+
+    How long a run takes is read from ``runs``, the newest of the schedule.
+    """
+    return marks(schedule.timetable(), after=now, herd=_herd(schedule), p95=longest_usual(runs))
+
+
+def forecast(now: datetime, hours: int = 24) -> Forecast:
+    """Return how many occurrences each minute of the next ``hours`` has, by one query.
+
+    Those of active schedules, at the instant when they are due. What is spread, limited,
+    or kept clear of excluded days costs its instants; anything else costs nothing of note.
+    """
+    start = now.replace(second=0, microsecond=0)
+    active = Schedule.objects.filter(state=Schedule.State.ACTIVE).order_by("pk")
+    rows = active.annotate(calendar_revision=F("calendar__revision"))
+    found = [
+        _Outlook(*(*row[:_OUTLOOK], row[_OUTLOOK:]))
+        for row in rows.values_list(*_OUTLOOK_FIELDS, *TIMETABLE_FIELDS)
+    ]
+    end = start + timedelta(hours=hours)
+    plain: list[Timetable] = []
+    listed: list[datetime] = []
+    for row in found:
+        try:
+            if row.is_plain(start, end):
+                plain.append(row.timetable)
+            else:
+                listed += row.due_instants(start, end)
+        except TimetableError:
+            continue  # the sweep marks it invalid
+    minutes = counts(plain, start, hours=hours)
+    for at in listed:
+        minutes[(at - start) // timedelta(minutes=1)] += 1
+    return Forecast(start=start, counts=minutes, schedules=len(found))
 
 
 def schedules_of_locks(names: Iterable[str]) -> dict[str, Schedule]:
@@ -240,6 +338,103 @@ def with_names(runs: RunQuerySet) -> RunQuerySet:
     a deleted schedule would be gone; ``runs_matching`` compares the column instead.
     """
     return runs.select_related("schedule", "node")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outlook:
+    """An active schedule, as the forecast reads it."""
+
+    pk: int
+    starts_at: datetime | None
+    ends_at: datetime | None
+    max_runs: int | None
+    runs_planned: int
+    next_run_at: datetime | None
+    planned_from: datetime | None
+    calendar_id: int | None
+    calendar_revision: Any
+    calendar_action: str
+    spread_by: str
+    spread_seconds: int
+    spread_key: str
+    columns: tuple[Any, ...]
+
+    @property
+    def timetable(self) -> Timetable:
+        calendar = None
+        if self.calendar_id is not None:
+            calendar = (self.calendar_id, self.calendar_revision)
+        rule = timetable_of(self.columns, calendar, self.calendar_action)
+        if calendar is None or self.calendar_action != Schedule.Excluded.SKIP:
+            return rule
+        return Excluding(timetable=rule, exclusions=exclusions_of(*calendar))
+
+    def is_plain(self, start: datetime, end: datetime) -> bool:
+        """Return True where each instant of the rule in the stretch runs, at that instant."""
+        first = max(filter(None, (self.starts_at, self.planned_from)), default=start)
+        return (
+            not self.spread_seconds
+            and self.calendar_id is None
+            and self.max_runs is None
+            and first <= start
+            and (self.ends_at is None or self.ends_at >= end)
+        )
+
+    def due_instants(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """Yield when its occurrences are due, with start <= instant < end."""
+        limit = None if self.max_runs is None else max(0, self.max_runs - self.runs_planned)
+        for at in itertools.islice(self._instants(start, end), limit):
+            due_at = self._spread(at)
+            if start <= due_at < end:
+                yield due_at
+
+    def _instants(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        tick = timedelta(microseconds=1)
+        after = start - tick - timedelta(seconds=self.spread_seconds)
+        if self.max_runs is not None and self.next_run_at is not None:
+            after = self.next_run_at - tick  # what came before has been counted as planned
+        if self.planned_from is not None:
+            after = max(after, self.planned_from)
+        if self.starts_at is not None:
+            after = max(after, self.starts_at - tick)
+        last = end - tick if self.ends_at is None else min(end - tick, self.ends_at)
+        return self.timetable.between(after, last)
+
+    def _spread(self, at: datetime) -> datetime:
+        return spread_instant(
+            self.spread_by, self.spread_seconds, self.spread_key or str(self.pk), at
+        )
+
+
+_OUTLOOK_FIELDS = tuple(
+    field.name for field in dataclasses.fields(_Outlook) if field.name != "columns"
+)
+_OUTLOOK = len(_OUTLOOK_FIELDS)
+
+
+def _herd(schedule: Schedule) -> int:
+    """Return how many other schedules start at the second of the next instant of this one."""
+    at = schedule.next_run_at
+    if at is None or schedule.spread_seconds:
+        return 0
+    second = at.replace(microsecond=0)
+    others = Schedule.objects.filter(
+        state=Schedule.State.ACTIVE,
+        spread_seconds=0,
+        next_run_at__gte=second,
+        next_run_at__lt=second + timedelta(seconds=1),
+    )
+    return others.exclude(pk=schedule.pk).count()
+
+
+def longest_usual(runs: Iterable[Run]) -> timedelta | None:
+    """Return how long 95 of 100 of the runs that ended took at most; None without one."""
+    taken = sorted(
+        run.finished_at - run.started_at
+        for run in runs
+        if run.state in _JUDGED and run.started_at and run.finished_at
+    )
+    return taken[(len(taken) * 95 - 1) // 100] if taken else None
 
 
 def _read_at(node: Any) -> datetime:

@@ -15,6 +15,7 @@ from distcron_app.conf import Config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Recovered
 from distcron_app.models import Schedule
+from distcron_app.timetable import tzdata_version
 
 __all__ = ["Sweeper", "Swept"]
 
@@ -81,7 +82,7 @@ class Sweeper:
             recovered=Recovered(
                 requeued=recovered.requeued + strays.requeued, lost=recovered.lost + strays.lost
             ),
-            invalid=_adopt(),
+            invalid=_adopt() + _plan_with_newer_zones(),
         )
 
 
@@ -100,4 +101,22 @@ def _adopt() -> tuple[str, ...]:
             invalid.append(schedule.key)
         else:
             unplanned.write_plan(schedule)
+    return tuple(invalid)
+
+
+def _plan_with_newer_zones() -> tuple[str, ...]:
+    """Compute again what was computed with older zone data, and is not due yet.
+
+    Only a node with newer data does it, so that nodes that differ do not undo each other.
+    """
+    outdated = Schedule.objects.planned_before(tzdata_version())
+    invalid: list[str] = []
+    for schedule in outdated.order_by("pk")[:_ADOPT_BATCH]:
+        unchanged = outdated.filter(pk=schedule.pk, version=schedule.version)
+        schedule.plan_next(schedule.planning_start(database_now()))
+        if schedule.state == Schedule.State.INVALID:
+            unchanged.mark_invalid(schedule.state_reason)
+            invalid.append(schedule.key)
+        else:
+            unchanged.write_plan(schedule)
     return tuple(invalid)

@@ -19,6 +19,7 @@ import distcron_app
 from distcron_app.conf import Config
 from distcron_app.instants import DatabaseNow
 from distcron_app.models import Node
+from distcron_app.timetable import tzdata_version
 
 __all__ = ["Vitals", "declare_dead", "drain", "forget", "heartbeat", "leave", "register"]
 
@@ -42,6 +43,7 @@ def register(config: Config) -> UUID:
         host=socket.gethostname(),
         pid=os.getpid(),
         version=distcron_app.__version__,
+        zone_data=tzdata_version(),
         started_at=DatabaseNow(),
         heartbeat_at=DatabaseNow(),
         expires_at=DatabaseNow(_lease(config)),

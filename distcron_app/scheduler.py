@@ -32,7 +32,7 @@ from distcron_app.dispatch import Dispatcher, Tick
 from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool, Progressed
 from distcron_app.keeper import Keeper
 from distcron_app.leases import LeaseBook
-from distcron_app.lifecycle import ClaimedRun, Finished
+from distcron_app.lifecycle import ClaimedRun, Finished, SkippedRun
 from distcron_app.locks import LockBackend
 from distcron_app.maintenance import Sweeper, Swept
 from distcron_app.models import Run
@@ -200,33 +200,38 @@ class Scheduler:
     def _claim(self) -> Tick:
         node_id = self._keeper.node_id
         queued = self._dispatcher.claim_queued(node_id, self._capacity())
-        self._accept(queued)
+        self._accept(queued.runs)
         if self._outcomes and self._leases.schedules():
             # A finished run still blocks its schedule's next occurrence until it is written.
             self._flush(force=True)
         tick = self._dispatcher.tick(node_id, self._capacity())
         self._accept(tick.claimed.runs)
         self._keeper.lag_ms = round(max(0.0, tick.lag_seconds) * 1000)
-        for skipped in tick.claimed.skipped:
+        self._tell_decisions(queued.skipped + tick.claimed.skipped, tick)
+        self._tell_locks()
+        return tick
+
+    def _tell_decisions(self, skipped: Iterable[SkippedRun], tick: Tick) -> None:
+        for run in skipped:
             self._report(
                 "skipped",
-                schedule=skipped.schedule_key,
-                reason=skipped.reason,
-                run=skipped.run_id,
-                scheduled_at=skipped.scheduled_at,
-                details=skipped.details,
+                schedule=run.schedule_key,
+                reason=run.reason,
+                run=run.run_id,
+                scheduled_at=run.scheduled_at,
+                details=run.details,
             )
         for key in tick.stood_back:
             self._report("stood_back", schedule=key)
         for key in tick.invalid:
             self._report("invalid", schedule=key)
-        self._tell_locks()
-        return tick
 
     def _wait_after(self, tick: Tick) -> float:
         if self._woken.is_set() or (self._ready and self._pool.free_slots):
             return 0.0
-        wait = min(tick.wait_seconds, self._config.poll_seconds)
+        wait = min(
+            tick.wait_seconds, self._dispatcher.queued_wait_seconds, self._config.poll_seconds
+        )
         return min(wait, FLUSH_SECONDS) if self._outcomes else wait
 
     def _capacity(self) -> int:
@@ -263,6 +268,7 @@ class Scheduler:
                 run=run.run_id,
                 schedule=run.schedule_key,
                 scheduled_at=run.scheduled_at,
+                due_at=run.due_at,
                 attempt=run.attempt + (run.state != Run.State.RUNNING),
             )
         self._pool.submit(_assignment(run) for run in runs)

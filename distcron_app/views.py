@@ -12,7 +12,7 @@ import functools
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -44,6 +44,7 @@ from distcron_app.errors import (
 )
 from distcron_app.filters import ActionForm, RunFilters, ScheduleFilters
 from distcron_app.models import Run, RunOutput, Schedule
+from distcron_app.wording import Mark
 
 __all__ = [
     "LocksPage",
@@ -307,11 +308,13 @@ class SchedulePage(Page):
         runs = (
             history.runs_matching(schedule_id=schedule.pk) if may_see_runs else Run.objects.none()
         )
+        page = history.run_page(runs)
         return {
             "schedule": schedule,
             "words": schedule.in_words(),
             "upcoming": _upcoming(schedule),
-            "page": history.run_page(runs),
+            "marks": _marks(schedule, self.membership.now, page.rows),
+            "page": page,
         }
 
 
@@ -324,7 +327,8 @@ class NodesPage(Page):
     region = "distcron_app/_nodes.html"
 
     def facts(self, **kwargs: Any) -> dict[str, Any]:
-        return {"nodes": history.known_nodes()}
+        warning = explanations.zone_data_warning(self.membership.alive)
+        return {"nodes": history.known_nodes(), "zone_data_warning": warning}
 
 
 class LocksPage(Page):
@@ -489,7 +493,7 @@ def ready(request: HttpRequest) -> JsonResponse:
 
 
 def _schedule_or_404(schedule_id: int) -> Schedule:
-    schedule = Schedule.objects.filter(pk=schedule_id).first()
+    schedule = Schedule.objects.select_related("calendar").filter(pk=schedule_id).first()
     if schedule is None:
         raise Http404(_("Schedule %s does not exist, or it was deleted.") % schedule_id)
     return schedule
@@ -506,9 +510,22 @@ def _zone_name(schedule: Schedule | None) -> str:
     return schedule.timezone if schedule else ""
 
 
-def _upcoming(schedule: Schedule) -> list[datetime]:
+def _upcoming(schedule: Schedule) -> list[explanations.Occurrence]:
     try:
-        return schedule.upcoming(_UPCOMING_COUNT)
+        instants = schedule.upcoming(_UPCOMING_COUNT)
+        found = explanations.occurrences(schedule, instants, runs_left=_runs_left(schedule))
+        return list(found)
+    except TimetableError:
+        return []
+
+
+def _runs_left(schedule: Schedule) -> int | None:
+    return None if schedule.max_runs is None else schedule.max_runs - schedule.runs_planned
+
+
+def _marks(schedule: Schedule, now: datetime, runs: Sequence[Run]) -> list[Mark]:
+    try:
+        return history.schedule_marks(schedule, now, runs) if schedule.next_run_at else []
     except TimetableError:
         return []
 

@@ -98,15 +98,66 @@ def plain(field: str, low: int, high: int) -> set[int]:
     return numbers
 
 
-def occurrences(rule: Rule, walls: list[int]) -> list[int]:
+class Every:
+    """Every N days, weeks or months from a wall minute on, asked minute by minute."""
+
+    wildcard = False
+
+    def __init__(self, every: int, unit: str, start: int) -> None:
+        self._every, self._unit, self._start = every, unit, start
+        self._first = date(1970, 1, 1) + timedelta(days=start // DAY)
+
+    def matches(self, wall: int) -> bool:
+        """Return whether this wall minute is one of them."""
+        if wall < self._start or wall % DAY != self._start % DAY:
+            return False
+        on = date(1970, 1, 1) + timedelta(days=wall // DAY)
+        if self._unit != "months":
+            return (on - self._first).days % (
+                self._every * (7 if self._unit == "weeks" else 1)
+            ) == 0
+        months = (on.year - self._first.year) * 12 + on.month - self._first.month
+        is_last = (on + timedelta(days=1)).day == 1
+        on_its_day = on.day == self._first.day or (is_last and on.day < self._first.day)
+        return months % self._every == 0 and on_its_day
+
+
+def occurrences(
+    rule: Rule | Every, walls: list[int], *, gap: str = "shift", fold: str = "first"
+) -> list[int]:
+    """Return the indexes of the minutes at which the rule runs under its policies."""
+    if rule.wildcard:
+        return [index for index, wall in enumerate(walls) if rule.matches(wall)]
+    if (gap, fold) == ("shift", "first"):
+        return _debian(rule, walls)
+    return policed(rule, walls, gap=gap, fold=fold)
+
+
+def policed(rule: Rule | Every, walls: list[int], *, gap: str, fold: str) -> list[int]:
+    """Return the indexes at which a fixed rule runs: passes of folds marked, gaps made up for."""
+    found, held_back = set(), set()
+    for index in range(1, len(walls)):
+        jump = walls[index] - walls[index - 1] - 1
+        skipped = range(walls[index] - jump, walls[index]) if 0 < jump < 180 else ()
+        if gap == "shift" and any(map(rule.matches, skipped)):
+            found.add(index)
+        if -180 <= jump < 0 and fold == "first":
+            held_back.update(range(index, index - jump))
+        if -180 <= jump < 0 and fold == "second":
+            held_back.update(range(index + jump, index))
+    found.update(
+        index for index, wall in enumerate(walls) if index not in held_back and rule.matches(wall)
+    )
+    return sorted(found)
+
+
+def _debian(rule: Rule | Every, walls: list[int]) -> list[int]:
     """Return the indexes of the minutes at which Debian's cron runs the rule.
 
     ``walls`` is the wall clock read once a minute; a jump of less than 3 h forward is made
     up for, one of up to 3 h back is sat out by fixed rules, and a larger one is a
     correction. Several runs within one minute count once.
     """
-    if rule.wildcard:
-        return [index for index, wall in enumerate(walls) if rule.matches(wall)]
     found = []
     reached = walls[0] - 1
     for index, wall in enumerate(walls):
@@ -177,7 +228,8 @@ def _some(pick: random.Random, low: int, high: int) -> str:
     if pick.random() < 0.4:
         return str(one)
     if pick.random() < 0.5:
-        return ",".join(str(pick.randint(low, high)) for _ in range(pick.randint(2, 4)))
+        items = [str(pick.randint(low, high)) for _ in range(pick.randint(2, 4))]
+        return ",".join([*items, "*"] if pick.random() < 0.05 else items)
     first = pick.randint(low, high - 1)
     last = pick.randint(first + 1, high)
     step = pick.randint(1, last - first)

@@ -1,6 +1,8 @@
 """Settings of the tests. TEST_DATABASE picks sqlite (default), postgresql or mariadb."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -22,6 +24,8 @@ TEST_URLS = {
 }
 TEST_DATABASE = os.environ.get("TEST_DATABASE", "sqlite")
 DATA_DIR = Path(os.environ.get("TEST_DATA_DIR") or tempfile.mkdtemp(prefix="distcron-test-"))
+if "TEST_DATA_DIR" not in os.environ:
+    atexit.register(shutil.rmtree, DATA_DIR, ignore_errors=True)
 
 DATABASES = {"default": database_settings(TEST_URLS[TEST_DATABASE], DATA_DIR)}
 if TEST_DATABASE == "sqlite":

@@ -17,9 +17,10 @@ from django.utils.translation import gettext as _
 
 from distcron_app.errors import TimetableError
 from distcron_app.models import Schedule
-from distcron_app.zones import zone
+from distcron_app.timetable.zones import zone
 
 __all__ = [
+    "distance",
     "instant",
     "instant_with_utc",
     "json_block",
@@ -27,6 +28,7 @@ __all__ = [
     "place_of",
     "relative",
     "state",
+    "wall",
 ]
 
 # State shown by icon, word and colour, since colour alone is not seen by everybody.
@@ -85,6 +87,16 @@ def relative(value: datetime, place: tzinfo) -> SafeString:
         _wall(value, place),
         _relative(value),
     )
+
+
+def wall(value: datetime, place: tzinfo) -> str:
+    """Return an instant as wall time of the zone, with its abbreviation."""
+    return _wall(value, place)
+
+
+def distance(value: datetime) -> str:
+    """Return how far away an instant is."""
+    return _relative(value)
 
 
 def state(obj: models.Model) -> SafeString:

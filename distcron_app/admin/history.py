@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from distcron_app import audit, operations
 from distcron_app.admin import display
-from distcron_app.models import Attempt, AuditEntry, Node, Run, RunOutput, Schedule
+from distcron_app.models import Attempt, AuditEntry, Calendar, Node, Run, RunOutput, Schedule
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
@@ -37,6 +37,7 @@ __all__ = ["AuditEntryAdmin", "NodeAdmin", "RunAdmin"]
 
 # Counting a million rows takes longer than reading the page; nobody pages further.
 COUNT_LIMIT = 10_000
+_AUDITED: tuple[type[Schedule | Calendar], ...] = (Schedule, Calendar)
 
 
 class CappedPaginator(_Paginator):
@@ -270,14 +271,15 @@ class AuditEntryAdmin(ReadOnly, _AuditEntryAdmin):
 
     @admin.display(description=gettext_lazy("object type"))
     def type_shown(self, entry: AuditEntry) -> str:
-        is_schedule = entry.object_type == Schedule._meta.model_name
-        return str(Schedule._meta.verbose_name) if is_schedule else entry.object_type
+        names = {model._meta.model_name: model._meta.verbose_name for model in _AUDITED}
+        return str(names.get(entry.object_type, entry.object_type))
 
     @admin.display(description=gettext_lazy("object"))
     def object_shown(self, entry: AuditEntry) -> str:
-        if entry.object_type != "schedule" or entry.verb == "delete":
+        model = next((m for m in _AUDITED if m._meta.model_name == entry.object_type), None)
+        if model is None or entry.verb == "delete":
             return entry.object_label
-        return display.link(Schedule(pk=int(entry.object_id)), entry.object_label)
+        return display.link(model(pk=int(entry.object_id)), entry.object_label)
 
     @admin.display(description=gettext_lazy("change"))
     def difference(self, entry: AuditEntry) -> str:

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.db import models, transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST
 
 from distcron_app import audit, operations, wakeup
-from distcron_app.admin import actions, display
+from distcron_app.admin import actions, display, preview
 from distcron_app.errors import TimetableError
 from distcron_app.forms import ScheduleForm
 from distcron_app.models import Run, Schedule
@@ -32,7 +34,30 @@ __all__ = ["ScheduleAdmin"]
 
 _PREVIEW_COUNT = 5
 _WHEN = gettext_lazy(
-    "Fill in what the kind needs: a cron expression, a number of seconds, or one instant."
+    "Fill in what the kind needs: a cron expression, a number of seconds, "
+    "a number of days, weeks or months, or one instant."
+)
+# Marks the fieldset after which the preview is shown.
+WHEN_CLASS = "distcron-when"
+_RULE = (
+    "kind",
+    "cron",
+    "interval_seconds",
+    "interval_anchor",
+    ("calendar_every", "calendar_unit"),
+    ("calendar_date", "calendar_time"),
+    "run_at",
+    "timezone",
+)
+_MORE = (
+    ("starts_at", "ends_at"),
+    "max_runs",
+    ("calendar", "calendar_action"),
+    ("spread_seconds", "spread_by"),
+    "spread_key",
+    ("gap", "fold"),
+    "delivery",
+    "notes",
 )
 
 
@@ -66,7 +91,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         "last_run_listed",
     )
     list_display_links = ("name_shown",)
-    list_filter = ("state", "kind", "job")
+    list_filter = ("state", "kind", "job", "calendar")
     search_fields = ("name", "key", "job", "notes")
     search_help_text = gettext_lazy("Name, key, job or notes")
     show_full_result_count = False
@@ -98,13 +123,15 @@ class ScheduleAdmin(_ScheduleAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         what = ["name", "key", "job", "arguments"]
-        when = ["kind", "cron", "interval_seconds", "interval_anchor", "run_at", "timezone"]
-        more = ["starts_at", "ends_at", "delivery", "notes"]
+        more = [*_MORE]
         if self._may_edit(request, obj):
             more += ["seen_version"]
         fieldsets: list[Any] = [
             (gettext_lazy("What"), {"fields": what}),
-            (gettext_lazy("When"), {"fields": when, "description": _WHEN}),
+            (
+                gettext_lazy("When"),
+                {"fields": [*_RULE], "description": _WHEN, "classes": [WHEN_CLASS]},
+            ),
             (gettext_lazy("More"), {"fields": more}),
         ]
         if obj is not None:
@@ -124,6 +151,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         form = cast("type[ScheduleForm]", super().get_form(request, obj, change, **options))
         # The class is made for this request alone.
         form.user = cast("AbstractUser", request.user)
+        form.is_preview = "_preview" in request.POST
         return form
 
     @admin.display(description=gettext_lazy("state"), ordering="state")
@@ -273,18 +301,47 @@ class ScheduleAdmin(_ScheduleAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.act_view)
-        return [path("act/<str:verb>/", view, name="distcron_schedule_act"), *super().get_urls()]
+        shown = self.admin_site.admin_view(require_POST(self.preview_view))
+        return [
+            path("act/<str:verb>/", view, name="distcron_schedule_act"),
+            path("preview/", shown, name="distcron_schedule_preview"),
+            *super().get_urls(),
+        ]
 
     def act_view(self, request: HttpRequest, verb: str) -> HttpResponseBase:
         """Ask, and on the POST of that page act; the buttons of a schedule's page lead here."""
         return actions.confirm(self, request, verb)
+
+    def preview_view(self, request: HttpRequest) -> HttpResponse:
+        """Answer with what the posted form means, as a fragment; nothing is stored.
+
+        ``?schedule=`` names the stored row that the form is about.
+        """
+        schedule = None
+        if "schedule" in request.GET:
+            # Unknown or not a number: None, which is refused as a new one may be.
+            schedule = super().get_object(request, request.GET["schedule"])
+        if not self._may_edit(request, schedule):
+            raise PermissionDenied
+        return HttpResponse(preview.render(request, schedule))
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> HttpResponse:
         schedule = context.get("original")
         context["distcron_tools"] = [] if schedule is None else actions.tools(request, schedule)
+        if self._may_edit(request, schedule):
+            context["distcron_preview"] = self._preview_context(request, schedule)
         return super().render_change_form(request, context, *args, **options)
+
+    def _preview_context(self, request: HttpRequest, schedule: Schedule | None) -> dict[str, Any]:
+        address = reverse("admin:distcron_schedule_preview", current_app=self.admin_site.name)
+        if schedule is not None:
+            address = f"{address}?schedule={schedule.pk}"
+        if "_preview" not in request.POST:
+            return {"url": address}
+        stored = None if schedule is None else Schedule.objects.filter(pk=schedule.pk).first()
+        return {"url": address, "html": preview.render(request, stored)}
 
     def _may_edit(self, request: HttpRequest, obj: Schedule | None) -> bool:
         if obj is None:

@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from distcron_app.models import AuditEntry
+from distcron_app.timetable.forecast import MAX_HOURS
 
 __all__ = ["VERBS", "Verb", "add_verbs", "add_view_flags"]
 
@@ -188,7 +189,20 @@ def _list_flags(parser: CommandParser) -> None:
 
 def _next_flags(parser: CommandParser) -> None:
     parser.add_argument(
-        "rule", metavar="KEY_OR_RULE", help=_('A schedule, or a cron rule: "30 2 * * *".')
+        "rules",
+        nargs="+",
+        metavar="KEY_OR_RULE",
+        help=_('A schedule, or a cron rule: "30 2 * * *". Several rules are one timetable.'),
+    )
+    parser.add_argument(
+        "--gap",
+        metavar="POLICY",
+        help=_("For rules, where the clocks jump over a time: shift (to the end) or skip."),
+    )
+    parser.add_argument(
+        "--fold",
+        metavar="POLICY",
+        help=_("For rules, where a time comes twice: first, second or both."),
     )
     parser.add_argument(
         "--from",
@@ -202,6 +216,15 @@ def _next_flags(parser: CommandParser) -> None:
         type=whole_number(1, MAX_COUNT),
         default=5,
         help=_("How many, 1 to 1000; 5 by default."),
+    )
+
+
+def _forecast_flags(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--hours",
+        type=whole_number(1, MAX_HOURS),
+        default=24,
+        help=_("How far, 1 to 744; 24 by default."),
     )
 
 
@@ -304,6 +327,13 @@ VERBS = _by_name(
                 '"30 2 * * *" --tz America/New_York --from 2027-03-12 -n 4',
             ),
             add_flags=_next_flags,
+        ),
+        Verb(
+            name="forecast",
+            help=gettext_lazy("Show how many runs start in each coming hour, and the busiest."),
+            command="distcron_app.cli.forecasting.show_forecast",
+            examples=("", "--hours 48 --tz Asia/Jakarta --json"),
+            add_flags=_forecast_flags,
         ),
         Verb(
             name="run",

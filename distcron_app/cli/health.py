@@ -20,6 +20,7 @@ from distcron_app.cli.membership import ALIVE, computed_state
 from distcron_app.clock import Clock
 from distcron_app.conf import get_config
 from distcron_app.errors import LockUnavailable
+from distcron_app.explanations import zone_data_warning
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.locks import get_backend
 from distcron_app.models import Node, Run, Schedule
@@ -42,6 +43,7 @@ class _Status:
     locks_ms: float | None
     locks_problem: str
     nodes: dict[str, int]
+    warning: str
     schedules: dict[str, int]
     overdue: int
     running: int
@@ -84,6 +86,7 @@ def _read() -> _Status:
     now = database_now()
     database_ms = (clock.monotonic() - asked_at) * 1000
     backend = get_backend()
+    nodes = [(node, computed_state(node, now)) for node in Node.objects.all()]
     locks_ms, locks_problem = _ping_locks()
     states_of_runs = _recent_states()
     return _Status(
@@ -93,7 +96,8 @@ def _read() -> _Status:
         locks=backend.name,
         locks_ms=locks_ms,
         locks_problem=locks_problem,
-        nodes=Counter(computed_state(node, now) for node in Node.objects.all()),
+        nodes=Counter(state for _node, state in nodes),
+        warning=zone_data_warning(node for node, state in nodes if state in ALIVE),
         schedules=_schedule_states(),
         overdue=Schedule.objects.overdue(get_config().misfire_grace_seconds).count(),
         running=Run.objects.filter(state__in=Run.ACTIVE_STATES).count(),
@@ -142,10 +146,14 @@ def _rows(status: _Status) -> list[list[Cell | str]]:
         "name": status.database,
         "ms": formats.number_format(status.database_ms, 1),
     }
+    zones: list[list[Cell | str]] = [
+        [states.cell("warn", _("warning")), _("zone data"), status.warning]
+    ]
     return [
         _row(True, _("database"), database),
         _row(status.locks_ms is not None, _("locks"), locks),
         _row(status.alive > 0, _("nodes"), _node_words(status)),
+        *(zones if status.warning else []),
         _row(True, _("schedules"), _schedule_words(status)),
         _row(not status.overdue, _("overdue"), str(status.overdue)),
         _row(True, _("runs"), _run_words(status)),
@@ -186,6 +194,7 @@ def _facts(status: _Status) -> dict[str, Any]:
         "distcron": distcron_app.__version__,
         "healthy": not status.problems,
         "problems": status.problems,
+        "warnings": [status.warning] if status.warning else [],
         "database": {"name": status.database, "ping_ms": status.database_ms},
         "locks": {
             "backend": status.locks,

@@ -6,6 +6,7 @@ import difflib
 import getpass
 import os
 from collections.abc import Sequence
+from datetime import date, datetime, time
 from typing import TYPE_CHECKING
 
 from django.contrib.auth import get_user_model
@@ -37,7 +38,10 @@ def find_schedule(key: str) -> Schedule:
 
 def find_schedules(keys: Sequence[str]) -> list[Schedule]:
     """Return the schedules in the order of ``keys``. Raise Exit where one does not exist."""
-    found = {schedule.key: schedule for schedule in Schedule.objects.filter(key__in=keys)}
+    found = {
+        schedule.key: schedule
+        for schedule in Schedule.objects.select_related("calendar").filter(key__in=keys)
+    }
     for key in keys:
         if key not in found:
             raise Exit(NOT_FOUND, _not_found_text(key))
@@ -46,7 +50,7 @@ def find_schedules(keys: Sequence[str]) -> list[Schedule]:
 
 def filtered(state: str | None, job: str | None) -> ScheduleQuerySet:
     """Return the schedules in ``state`` whose job's name contains ``job``, by key."""
-    schedules = Schedule.objects.order_by("key")
+    schedules = Schedule.objects.select_related("calendar").order_by("key")
     if state:
         schedules = schedules.filter(state=state)
     return schedules.filter(job__icontains=job) if job else schedules
@@ -86,6 +90,11 @@ def rule_text(schedule: Schedule) -> str:
         return schedule.cron
     if schedule.kind == Schedule.Kind.INTERVAL:
         return f"{schedule.interval_seconds} s"
+    if schedule.kind == Schedule.Kind.CALENDAR:
+        start = datetime.combine(
+            schedule.calendar_date or date.min, schedule.calendar_time or time()
+        )
+        return f"{schedule.calendar_every} {schedule.calendar_unit} from {start:%Y-%m-%dT%H:%M}"
     return iso(schedule.run_at) or ""
 
 

@@ -31,6 +31,7 @@ _LOOKS = {
     "expires": ("○", "yellow"),
     "stuck": ("✖", "red"),
     "ok": ("✔", "green"),
+    "warn": ("⚠", "yellow"),
     "bad": ("✖", "red"),
 }
 

@@ -1,14 +1,13 @@
 """The life of a run: the only code that writes ``Run.state``.
 
-             ┌──────────────── give back, node died ────────────────┐
-             ▼                                                      │
-    ∅ ──► queued ──────────────► claimed ──────────► running ──► succeeded
-    │        │ ▲                   │ ▲                 │ │ │ ├──► failed
-    │        │ └──── recovery ─────┼─┼─────────────────┘ │ │ └──► cancelled
-    │        ▼                     ▼ │                   │ ▼
-    ├──► cancelled             cancelled                 │ lost ──► succeeded, failed
-    ├──────────────────────────────┘ (timetable)         │      (its owner's late report)
-    └──► skipped                                         └─ at_least_once starts here at once
+    (new) ──► queued ──► claimed ──► running ──► succeeded, failed
+      │        │  ▲         │         │   │
+      │        │  └─────────┴─────────┘   └────► lost ──► succeeded, failed
+      │        │     given back, recovered         (the late report of its owner)
+      │        ├──► cancelled   its schedule is gone
+      │        └──► skipped     spread, and busy or paused when it is due
+      ├──► claimed, or running where a crash may repeat the run (timetable)
+      └──► skipped
 
 Each transition is one conditional write that names the state it leaves, and, where a
 node acts on what it owns, the owner token and the fencing token. It returns who won;

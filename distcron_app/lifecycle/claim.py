@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -43,30 +43,46 @@ def claim(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         return _claim_portable(ordered, node_id)
 
 
-def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> list[ClaimedRun]:
-    """Claim queued runs, given as run id to fresh owner token; return those now owned.
+def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
+    """Claim queued runs, given as run id to fresh owner token; return what is now owned.
 
-    A run whose schedule has an active run stays queued. The schedule's row is locked
+    A run whose schedule has an active run stays queued, and a spread occurrence is
+    skipped then, or where its schedule was paused meanwhile. The schedule's row is locked
     first, as in ``claim``, so that the two cannot miss each other.
     """
     if not owner_tokens:
-        return []
+        return Claimed()
     with transaction.atomic():
         rows = {row.pk: row for row in Run.objects.filter(pk__in=owner_tokens, state="queued")}
         schedules = _lock_schedules({row.schedule_id for row in rows.values()}, node_id)
         if not schedules:
-            return []
+            return Claimed()
         active = _active_runs(schedules)
         locked = (
             Run.objects.select_for_update(skip_locked=_can_skip_locked())
             .filter(pk__in=rows, state="queued", schedule__in=schedules, due_at__lte=DatabaseNow())
             .order_by("id")
         )
+        now = database_now()
         won: list[Run] = []
+        skipped: list[Run] = []
         for run in locked:
-            if active.setdefault(run.schedule_id or 0, run.pk) == run.pk:
+            schedule = schedules[run.schedule_id or 0]
+            blocked_by = active.get(schedule.pk, run.pk)
+            if run.is_held_back and schedule.state == Schedule.State.PAUSED:
+                _skip(run, Run.Reason.PAUSED, None, now)
+                skipped.append(run)
+            elif blocked_by == run.pk:
+                active[schedule.pk] = run.pk
                 won.append(run)
-        return _write_queued_claims(won, schedules, owner_tokens, node_id)
+            elif run.is_held_back:
+                _skip(run, Run.Reason.OVERLAP, {"blocked_by": blocked_by}, now)
+                skipped.append(run)
+        Run.objects.bulk_update(skipped, ["state", "reason", "details", "finished_at"])
+        return Claimed(
+            runs=tuple(_write_queued_claims(won, schedules, owner_tokens, node_id)),
+            skipped=tuple(_skipped(run, schedules[run.schedule_id or 0]) for run in skipped),
+        )
 
 
 def queue_manual(schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | None = None) -> Run:
@@ -113,6 +129,7 @@ def _owned(run: Run) -> ClaimedRun:
         arguments=run.arguments,
         delivery=run.delivery,
         scheduled_at=run.scheduled_at or run.due_at,
+        due_at=run.due_at,
         state=run.state,
         attempt=run.attempt,
         recoveries=run.recoveries,
@@ -136,31 +153,42 @@ FOR UPDATE OF s SKIP LOCKED
 # A statement of its own, after the locks: its snapshot sees every run committed by
 # whoever held those rows before, so an active run cannot be overlooked.
 _CLAIM_SQL = """
-WITH p AS (
-  SELECT * FROM unnest(%(ids)s::bigint[], %(nexts)s::timestamptz[]) AS p(id, next_run_at)
-), moved AS (
-  UPDATE distcron_schedule s
-  SET next_run_at = p.next_run_at,
-      fencing_token = s.fencing_token + 1,
-      state = CASE WHEN p.next_run_at IS NULL THEN 'exhausted' ELSE s.state END,
-      state_reason = CASE WHEN p.next_run_at IS NULL THEN %(exhausted)s ELSE s.state_reason END
-  FROM p WHERE s.id = p.id
-  RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token
-), active AS (
+WITH active AS (
   SELECT r.schedule_id, min(r.id) AS run_id
   FROM distcron_run r
   WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
     AND (r.state <> 'queued' OR r.attempt > 0)
   GROUP BY r.schedule_id
+), p AS (
+  SELECT p.id, s.runs_planned + p.counts AS runs_planned,
+         CASE WHEN s.runs_planned + p.counts >= s.max_runs THEN NULL
+              ELSE p.next_run_at END AS next_run_at
+  FROM (
+    SELECT p.id, p.next_run_at,
+           CASE WHEN p.runs AND (p.spread OR a.run_id IS NULL) THEN 1 ELSE 0 END AS counts
+    FROM unnest(%(ids)s::bigint[], %(nexts)s::timestamptz[], %(runs)s::bool[],
+                %(spread)s::bool[]) AS p(id, next_run_at, runs, spread)
+    LEFT JOIN active a ON a.schedule_id = p.id
+  ) p JOIN distcron_schedule s ON s.id = p.id
+), moved AS (
+  UPDATE distcron_schedule s
+  SET next_run_at = p.next_run_at,
+      fencing_token = s.fencing_token + 1,
+      runs_planned = p.runs_planned,
+      state = CASE WHEN p.next_run_at IS NULL THEN 'exhausted' ELSE s.state END,
+      state_reason = CASE WHEN p.next_run_at IS NULL THEN %(exhausted)s ELSE s.state_reason END
+  FROM p WHERE s.id = p.id
+  RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token
 ), wanted AS (
   SELECT w.*, m.*, a.run_id AS blocked_by,
          CASE WHEN w.reason <> '' THEN 'skipped'
+              WHEN w.due_at > greatest(w.scheduled_at, statement_timestamp()) THEN 'queued'
               WHEN a.run_id IS NOT NULL THEN 'skipped'
               WHEN m.delivery = 'at_least_once' THEN 'running'
               ELSE 'claimed' END AS new_state
-  FROM unnest(%(w_ids)s::bigint[], %(w_at)s::timestamptz[], %(w_reason)s::text[],
-              %(w_details)s::text[], %(w_token)s::text[])
-       AS w(schedule_id, scheduled_at, reason, details, owner_token)
+  FROM unnest(%(w_ids)s::bigint[], %(w_at)s::timestamptz[], %(w_due)s::timestamptz[],
+              %(w_reason)s::text[], %(w_details)s::text[], %(w_token)s::text[])
+       AS w(schedule_id, scheduled_at, due_at, reason, details, owner_token)
   JOIN moved m ON m.id = w.schedule_id
   LEFT JOIN active a ON a.schedule_id = w.schedule_id
 ), inserted AS (
@@ -169,23 +197,26 @@ WITH p AS (
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
     owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message, error)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
-         scheduled_at, scheduled_at, new_state,
+         scheduled_at, due_at, new_state,
          CASE WHEN reason <> '' THEN reason WHEN new_state = 'skipped' THEN 'overlap' ELSE '' END,
          CASE WHEN reason <> '' THEN details::jsonb
               WHEN new_state = 'skipped' THEN jsonb_build_object('blocked_by', blocked_by) END,
          CASE WHEN new_state = 'running' THEN 1 ELSE 0 END, 0, fencing_token,
-         CASE WHEN new_state = 'skipped' THEN '' ELSE owner_token END, %(node)s,
-         statement_timestamp(),
+         CASE WHEN new_state IN ('claimed', 'running') THEN owner_token ELSE '' END,
+         CASE WHEN new_state <> 'queued' THEN %(node)s::uuid END,
+         CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
          false, '', ''
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,
-            EXTRACT(EPOCH FROM scheduled_at), reason, details::text
+            EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
+            details::text
 )
 SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
+WHERE i.state <> 'queued'
 ORDER BY i.id
 """
 
@@ -218,33 +249,49 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
     return {
         "ids": [decision.schedule_id for decision in decisions],
         "nexts": [decision.next_run_at for decision in decisions],
+        "runs": [decision.run_at is not None for decision in decisions],
+        "spread": [decision.is_held_back for decision in decisions],
         "exhausted": _exhausted_reason(),
-        "w_ids": [row[0] for row in rows],
-        "w_at": [row[1] for row in rows],
-        "w_reason": [row[2] for row in rows],
-        "w_details": [None if row[3] is None else _json(row[3]) for row in rows],
-        "w_token": [row[4] for row in rows],
+        "w_ids": [row.schedule_id for row in rows],
+        "w_at": [row.scheduled_at for row in rows],
+        "w_due": [row.due_at for row in rows],
+        "w_reason": [row.reason for row in rows],
+        "w_details": [None if row.details is None else _json(row.details) for row in rows],
+        "w_token": [row.owner_token for row in rows],
         "node": node_id,
     }
 
 
-def _wanted_rows(
-    decision: Decision,
-) -> list[tuple[int, datetime, str, dict[str, Any] | None, str]]:
-    """Return (schedule, scheduled_at, reason, details, owner token) of the rows to insert."""
-    rows: list[tuple[int, datetime, str, dict[str, Any] | None, str]] = [
-        (decision.schedule_id, skip.scheduled_at, skip.reason, skip.details, "")
+class _Wanted(NamedTuple):
+    """A row to insert; ``reason`` is empty for one that is to run."""
+
+    schedule_id: int
+    scheduled_at: datetime
+    due_at: datetime
+    reason: str = ""
+    details: dict[str, Any] | None = None
+    owner_token: str = ""
+
+
+def _wanted_rows(decision: Decision) -> list[_Wanted]:
+    rows = [
+        _Wanted(
+            decision.schedule_id, skip.scheduled_at, skip.scheduled_at, skip.reason, skip.details
+        )
         for skip in decision.skips
     ]
     if decision.run_at is not None:
-        rows.append((decision.schedule_id, decision.run_at, "", None, decision.owner_token))
+        due_at = decision.due_at or decision.run_at
+        rows.append(
+            _Wanted(decision.schedule_id, decision.run_at, due_at, owner_token=decision.owner_token)
+        )
     return rows
 
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
-    run_id, schedule_id, state, attempt, fencing, owner, epoch, reason, details = row[:9]
-    key, name, job, arguments, delivery = row[9:]
-    scheduled_at = datetime.fromtimestamp(float(epoch), UTC)
+    run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
+    key, name, job, arguments, delivery = row[10:]
+    scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
             run_id=run_id,
@@ -262,6 +309,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         arguments=json.loads(arguments),
         delivery=delivery,
         scheduled_at=scheduled_at,
+        due_at=datetime.fromtimestamp(float(due), UTC),
         state=state,
         attempt=attempt,
         recoveries=0,
@@ -295,16 +343,22 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         return Claimed()
     active = _active_runs([decision.schedule_id for decision in kept])
     for decision in kept:
-        schedule = schedules[decision.schedule_id]
-        schedule.next_run_at = decision.next_run_at
-        schedule.fencing_token += 1
-        if decision.next_run_at is None:
-            schedule.state = Schedule.State.EXHAUSTED
-            schedule.state_reason = _exhausted_reason()
-    Schedule.objects.write_claims(
-        [schedules[decision.schedule_id] for decision in kept], _PORTABLE_CHUNK
-    )
+        _move(schedules[decision.schedule_id], decision, active)
+    moved = [schedules[decision.schedule_id] for decision in kept]
+    Schedule.objects.write_claims(moved, _PORTABLE_CHUNK)
     return _insert_portable(kept, schedules, active, node_id)
+
+
+def _move(schedule: Schedule, decision: Decision, active: Mapping[int, int]) -> None:
+    """Set where the schedule stands after the decision, as _CLAIM_SQL does."""
+    is_counted = decision.is_held_back or schedule.pk not in active
+    schedule.runs_planned += decision.run_at is not None and is_counted
+    schedule.fencing_token += 1
+    is_last = schedule.max_runs is not None and schedule.runs_planned >= schedule.max_runs
+    schedule.next_run_at = None if is_last else decision.next_run_at
+    if schedule.next_run_at is None:
+        schedule.state = Schedule.State.EXHAUSTED
+        schedule.state_reason = _exhausted_reason()
 
 
 def _insert_portable(
@@ -315,9 +369,9 @@ def _insert_portable(
 ) -> Claimed:
     now = database_now()
     rows = [
-        _new_run(schedules[schedule_id], at, reason, details, token, active, node_id, now)
+        _new_run(schedules[wanted.schedule_id], wanted, active, node_id, now)
         for decision in decisions
-        for schedule_id, at, reason, details, token in _wanted_rows(decision)
+        for wanted in _wanted_rows(decision)
     ]
     # The schedule's row lock keeps other claims out; an occurrence that is there already
     # was claimed before an edit moved next_run_at back.
@@ -334,7 +388,7 @@ def _insert_portable(
     )
     Run.objects.bulk_create(free, batch_size=_PORTABLE_CHUNK)
     skipped = [row for row in free if row.state == Run.State.SKIPPED]
-    tokens = [row.owner_token for row in free if row.state != Run.State.SKIPPED]
+    tokens = [row.owner_token for row in free if row.owner_token]
     return Claimed(
         runs=tuple(read_back(tokens, node_id)) if tokens else (),
         skipped=tuple(_skipped(row, schedules[row.schedule_id or 0]) for row in skipped),
@@ -352,14 +406,7 @@ def _skipped(run: Run, schedule: Schedule) -> SkippedRun:
 
 
 def _new_run(
-    schedule: Schedule,
-    scheduled_at: datetime,
-    reason: str,
-    details: dict[str, Any] | None,
-    owner_token: str,
-    active: Mapping[int, int],
-    node_id: UUID,
-    now: datetime,
+    schedule: Schedule, wanted: _Wanted, active: Mapping[int, int], node_id: UUID, now: datetime
 ) -> Run:
     blocked_by = active.get(schedule.pk)
     run = Run(
@@ -368,22 +415,29 @@ def _new_run(
         job=schedule.job,
         arguments=schedule.arguments,
         delivery=schedule.delivery,
-        scheduled_at=scheduled_at,
-        due_at=scheduled_at,
+        scheduled_at=wanted.scheduled_at,
+        due_at=wanted.due_at,
         fencing_token=schedule.fencing_token,
         node_id=node_id,
         claimed_at=now,
     )
-    if reason or blocked_by is not None:
-        run.state, run.finished_at = Run.State.SKIPPED, now
-        run.reason = reason or Run.Reason.OVERLAP
-        run.details = details if reason else {"blocked_by": blocked_by}
+    if wanted.reason:
+        _skip(run, wanted.reason, wanted.details, now)
+    elif wanted.due_at > max(wanted.scheduled_at, now):
+        run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None
+    elif blocked_by is not None:
+        _skip(run, Run.Reason.OVERLAP, {"blocked_by": blocked_by}, now)
     elif schedule.delivery == Schedule.Delivery.AT_LEAST_ONCE:
         run.state, run.started_at, run.attempt = Run.State.RUNNING, now, 1
-        run.owner_token = owner_token
+        run.owner_token = wanted.owner_token
     else:
-        run.state, run.owner_token = Run.State.CLAIMED, owner_token
+        run.state, run.owner_token = Run.State.CLAIMED, wanted.owner_token
     return run
+
+
+def _skip(run: Run, reason: str, details: dict[str, Any] | None, now: datetime) -> None:
+    run.state, run.reason, run.details = Run.State.SKIPPED, reason, details
+    run.finished_at = now
 
 
 # --- both ------------------------------------------------------------------------

@@ -23,7 +23,7 @@ MAX_RECOVERIES = 1
 # From each state to where a run may go; "" is the insert.
 TRANSITIONS: dict[str, frozenset[str]] = {
     "": frozenset({"queued", "claimed", "running", "skipped"}),
-    "queued": frozenset({"claimed", "cancelled"}),
+    "queued": frozenset({"claimed", "cancelled", "skipped"}),
     "claimed": frozenset({"running", "queued"}),
     "running": frozenset({"succeeded", "failed", "queued", "lost"}),
     "lost": frozenset({"succeeded", "failed"}),
@@ -47,8 +47,9 @@ class Skip:
 class Decision:
     """What a node wants to write for one due schedule, seen at ``version``.
 
-    ``run_at`` is the occurrence to run, or None. ``next_run_at`` is where the schedule
-    stands afterwards; None means that no instant is left.
+    ``run_at`` is the occurrence to run, or None; it is held back until ``due_at`` where
+    that is later (the schedule is spread). ``next_run_at`` is where the schedule stands
+    afterwards; None means that no instant is left.
     """
 
     schedule_id: int
@@ -57,7 +58,13 @@ class Decision:
     next_run_at: datetime | None
     owner_token: str
     run_at: datetime | None = None
+    due_at: datetime | None = None
     skips: tuple[Skip, ...] = ()
+
+    @property
+    def is_held_back(self) -> bool:
+        """Return True where the run is queued until a later instant than the timetable's."""
+        return self.due_at is not None and self.due_at != self.run_at
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,7 @@ class ClaimedRun:
     arguments: dict[str, Any]
     delivery: str
     scheduled_at: datetime
+    due_at: datetime
     state: str
     attempt: int
     recoveries: int

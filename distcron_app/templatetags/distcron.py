@@ -19,7 +19,7 @@ from django.utils.translation import pgettext_lazy
 
 from distcron_app import explanations, registry
 from distcron_app.errors import TimetableError
-from distcron_app.zones import zone as find_zone
+from distcron_app.timetable.zones import zone as find_zone
 
 __all__ = ["register"]
 

@@ -108,7 +108,7 @@ def node_that_finishes(state: str, **outcome: Any) -> Iterator[None]:
             while not stopping.wait(0.02):
                 queued = Run.objects.queued_due().values_list("pk", flat=True)
                 tokens = {pk: new_owner_token() for pk in queued}
-                claimed = lifecycle.claim_queued(tokens, node_id)
+                claimed = lifecycle.claim_queued(tokens, node_id).runs
                 started = lifecycle.start(claimed, node_id)
                 lifecycle.finish(
                     [

@@ -413,7 +413,7 @@ class TestQueued:
         schedule = make_schedule()
         lifecycle.queue_manual(schedule, by="operator")
         member = Member(backend)
-        (run,) = member.dispatcher.claim_queued(member.row.pk, 5)
+        (run,) = member.dispatcher.claim_queued(member.row.pk, 5).runs
         name = schedule_lock_name(schedule.pk)
         assert backend.inspect([name])[name].owner_token == run.owner_token
 
@@ -427,7 +427,7 @@ class TestQueued:
             make_run(schedule=busy, state="queued", due_at=whole_second(-2))
         wanted = make_run(schedule=free, state="queued", due_at=whole_second(-1))
         member = Member(backend)
-        runs = member.dispatcher.claim_queued(member.row.pk, 2)
+        runs = member.dispatcher.claim_queued(member.row.pk, 2).runs
         assert [run.run_id for run in runs] == [wanted.pk]
 
     def test_without_capacity_nothing_is_read(
@@ -436,7 +436,7 @@ class TestQueued:
         member = Member(backend)
         lifecycle.queue_manual(make_schedule(), by="operator")
         with django_assert_num_queries(0):
-            assert member.dispatcher.claim_queued(member.row.pk, 0) == []
+            assert member.dispatcher.claim_queued(member.row.pk, 0) == lifecycle.Claimed()
 
 
 class TestUnknownCommit:

@@ -36,6 +36,11 @@ def whole_second(offset: int = 0) -> datetime:
     return database_now().replace(microsecond=0) + timedelta(seconds=offset)
 
 
+def make_due(schedule: Schedule, at: datetime) -> None:
+    Schedule.objects.filter(pk=schedule.pk).update(next_run_at=at)
+    schedule.refresh_from_db()
+
+
 def decide(schedule: Schedule, **values: Any) -> Decision:
     seen = schedule.next_run_at
     assert seen is not None
@@ -160,7 +165,7 @@ class TestClaim:
         node = make_node()
         schedule = due_schedule()
         (first,) = lifecycle.claim([decide(schedule)], node.pk).runs
-        schedule.refresh_from_db()
+        make_due(schedule, whole_second(-1))
         claimed = lifecycle.claim([decide(schedule)], node.pk)
         assert claimed.runs == ()
         (skipped,) = claimed.skipped
@@ -213,8 +218,8 @@ class TestClaim:
         node = make_node()
         schedule = due_schedule()
         tokens = []
-        for _ in range(3):
-            schedule.refresh_from_db()
+        for seconds_ago in (3, 2, 1):
+            make_due(schedule, whole_second(-seconds_ago))
             (run,) = lifecycle.claim([decide(schedule)], node.pk).runs
             lifecycle.start([run], node.pk)
             lifecycle.finish([report(run)])
@@ -333,7 +338,7 @@ class TestStart:
         run = claimed_run(slow)
         bury(slow)
         lifecycle.recover()
-        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, quick.pk)
+        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, quick.pk).runs
         assert again.fencing_token == run.fencing_token + 1
         # The slow node comes back to life without knowing: its start loses.
         Node.objects.filter(pk=slow.pk).update(
@@ -401,7 +406,7 @@ class TestFinish:
         run = started_run(slow, delivery="at_least_once")
         bury(slow)
         lifecycle.recover()
-        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, quick.pk)
+        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, quick.pk).runs
         lifecycle.start([again], quick.pk)
         assert lifecycle.finish([report(run)]).rejected == {run.run_id}
         row = Run.objects.get()
@@ -468,7 +473,7 @@ class TestRecovery:
         run = started_run(first, delivery="at_least_once")
         bury(first)
         lifecycle.recover()
-        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, second.pk)
+        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, second.pk).runs
         lifecycle.start([again], second.pk)
         bury(second)
         assert lifecycle.recover().lost == (run.run_id,)
@@ -487,7 +492,7 @@ class TestRecovery:
         node, other = make_node(), make_node()
         run = claimed_run(node)
         assert lifecycle.give_back([run]) == 1
-        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, other.pk)
+        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, other.pk).runs
         assert (again.scheduled_at, again.attempt) == (run.scheduled_at, 0)
 
     def test_a_run_that_started_cannot_be_given_back(self) -> None:
@@ -529,7 +534,7 @@ class TestManual:
         run = lifecycle.queue_manual(schedule, by="operator", arguments={"batch": 2})
         assert (run.state, run.trigger, run.triggered_by) == ("queued", "manual", "operator")
         assert run.scheduled_at is None
-        (claimed,) = lifecycle.claim_queued({run.pk: new_owner_token()}, make_node().pk)
+        (claimed,) = lifecycle.claim_queued({run.pk: new_owner_token()}, make_node().pk).runs
         assert (claimed.state, claimed.arguments) == ("claimed", {"batch": 2})
         assert claimed.scheduled_at == run.due_at
 
@@ -545,7 +550,7 @@ class TestManual:
         schedule = make_schedule()
         waiting = make_run(schedule=schedule, state="queued")
         make_run(schedule=schedule, state="running")
-        assert lifecycle.claim_queued({waiting.pk: new_owner_token()}, make_node().pk) == []
+        assert lifecycle.claim_queued({waiting.pk: new_owner_token()}, make_node().pk).runs == ()
         waiting.refresh_from_db()
         assert waiting.state == "queued"
 
@@ -554,12 +559,12 @@ class TestManual:
         older = make_run(schedule=schedule, state="queued")
         newer = make_run(schedule=schedule, state="queued")
         tokens = {older.pk: new_owner_token(), newer.pk: new_owner_token()}
-        claimed = lifecycle.claim_queued(tokens, make_node().pk)
+        claimed = lifecycle.claim_queued(tokens, make_node().pk).runs
         assert [run.run_id for run in claimed] == [older.pk]
 
     def test_a_queued_run_is_not_claimed_by_a_node_that_is_unknown(self) -> None:
         run = lifecycle.queue_manual(make_schedule(), by="operator")
-        assert lifecycle.claim_queued({run.pk: new_owner_token()}, uuid4()) == []
+        assert lifecycle.claim_queued({run.pk: new_owner_token()}, uuid4()) == lifecycle.Claimed()
 
 
 class TestNodes:

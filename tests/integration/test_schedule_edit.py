@@ -16,12 +16,12 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from distcron_app import lifecycle, maintenance, models, operations
+from distcron_app import lifecycle, maintenance, operations
 from distcron_app.clock import Clock
 from distcron_app.conf import get_config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Decision
-from distcron_app.models import AuditEntry, Run, Schedule
+from distcron_app.models import AuditEntry, Run, Schedule, schedules
 from tests.factories import make_node, make_run, make_schedule, make_user
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 
     def set_to(text: str) -> None:
         instant = datetime.fromisoformat(text).replace(tzinfo=UTC)
-        for module in (models, maintenance, operations):
+        for module in (schedules, maintenance, operations):
             monkeypatch.setattr(module, "database_now", lambda: instant)
 
     return set_to
@@ -270,7 +270,7 @@ def test_op_59_a_stale_form_is_refused_and_names_both_values(editor: Client) -> 
     assert page.status_code == 200
     assert "stored is “Theirs”, you typed “Mine”" in page.text
     assert "stored is “30 2 * * *”, you typed “0 7 * * *”" in page.text
-    assert 'value="0 7 * * *"' in page.text
+    assert "0 7 * * *</textarea>" in page.text
     schedule.refresh_from_db()
     assert (schedule.name, schedule.cron) == ("Theirs", "30 2 * * *")
 

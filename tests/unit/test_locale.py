@@ -186,7 +186,8 @@ def test_interval_and_single_instant_are_said_in_indonesian() -> None:
         ("0 25 * * *", "Jam '25': harus dari 0 s.d. 23, paling banyak dua digit."),
         (
             "* * * *",
-            "Aturan cron: harus lima bidang, ada 4. Tulis menit jam tanggal bulan hari, "
+            "Aturan cron: perlu lima bidang, ada 4. Apakah hari dalam minggu belum ditulis? "
+            "Tulis menit jam tanggal bulan hari, "
             "dan * untuk semua.",
         ),
         (

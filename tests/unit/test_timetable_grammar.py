@@ -51,7 +51,7 @@ def test_canonical_text(text: str, expected: str) -> None:
         ("", "Cron rule: empty. Write five fields: minute hour day month weekday."),
         (
             "* * * *",
-            "Cron rule: five fields expected, got 4. "
+            "Cron rule: five fields expected, got 4. Is the weekday missing? "
             "Write minute hour day month weekday, and * for any.",
         ),
         (
@@ -65,7 +65,20 @@ def test_canonical_text(text: str, expected: str) -> None:
         ),
         (
             "@every 5m",
+            "Cron rule '@every': not supported. Choose an interval: every 300 seconds.",
+        ),
+        (
+            "@every 1h30m10s",
+            "Cron rule '@every': not supported. Choose an interval: every 5410 seconds.",
+        ),
+        (
+            "@every fortnight",
             "Cron rule '@every': not supported. Choose an interval: every N seconds.",
+        ),
+        (
+            "* * *",
+            "Cron rule: five fields expected, got 3. "
+            "Write minute hour day month weekday, and * for any.",
         ),
         (
             "@fortnightly",
@@ -88,13 +101,8 @@ def test_canonical_text(text: str, expected: str) -> None:
         ("3-4/5 * * * *", "Minute '3-4/5': step larger than the range. Use at most 1."),
         ("*/0 * * * *", "Minute '*/0': the step must be 1 or more."),
         (
-            "R * * * *",
+            "0,R * * * *",
             "Minute 'r': not supported, since nodes could compute different times. "
-            "Write a fixed number.",
-        ),
-        (
-            "H/15 * * * *",
-            "Minute 'h/15': not supported, since nodes could compute different times. "
             "Write a fixed number.",
         ),
         ("0 0 ? * 1", "Day '?': not supported. Write * for any."),
@@ -142,6 +150,51 @@ def test_canonical_text(text: str, expected: str) -> None:
 )
 def test_refused_with_the_place_and_the_fix(expression: str, message: str) -> None:
     assert str(refusal(expression)) == message
+
+
+@pytest.mark.parametrize(
+    ("expression", "field", "token"),
+    [
+        ("H * * * *", "Minute", "h"),
+        ("R 4 * * *", "Minute", "r"),
+        ("0 H * * *", "Hour", "h"),
+        ("0 0 H * *", "Day", "h"),
+        ("0 0 * H *", "Month", "h"),
+        ("0 0 * * H", "Weekday", "h"),
+        ("H/15 * * * *", "Minute", "h/15"),
+        ("H(0-29)/10 * * * *", "Minute", "h(0-29)/10"),
+        ("0 H(0-7) * * *", "Hour", "h(0-7)"),
+        ("H/0 * * * *", "Minute", "h/0"),
+        ("H(50-99)/40 * * * *", "Minute", "h(50-99)/40"),
+        ("0 0 H/25 * *", "Day", "h/25"),
+    ],
+)
+def test_hashed_field_is_refused_with_a_number_that_is_accepted(
+    expression: str, field: str, token: str
+) -> None:
+    error = refusal(expression)
+    start = f"{field} '{token}': not supported, since nodes could compute different times. Write "
+    assert str(error).startswith(start)
+    fix = str(error).removeprefix(start).removesuffix(".")
+    assert canonical(expression.lower().replace(token, fix))
+    assert str(refusal(expression)) == str(error)
+
+
+def test_number_instead_of_a_hash_is_that_of_the_schedule() -> None:
+    found = set()
+    for name in range(300):
+        with pytest.raises(TimetableError) as caught:
+            timetable.build(kind="cron", cron="H * * * *", spread_key=f"schedule {name}")
+        found.add(str(caught.value).rpartition("Write ")[2])
+    assert len(found) > 50
+
+
+def test_hash_in_ranges_and_steps_stays_in_them() -> None:
+    for name in range(60):
+        with pytest.raises(TimetableError) as caught:
+            canonical("H(10-49)/10 * * * *", spread_key=str(name))
+        fix = str(caught.value).rpartition("Write ")[2].removesuffix(".")
+        assert re.fullmatch(r"1[0-9]-49/10", fix)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +303,15 @@ def test_weekday_7_is_sunday() -> None:
     assert fields("0 0 * * 7").weekdays == {0}
     assert fields("0 0 * * 7#2").nth_weekdays == {(0, 2)}
     assert fields("0 0 * * sat-sun").weekdays == {0, 6}
+
+
+@pytest.mark.parametrize("column", ["0,*", "*,5", "1-3,*", "*/2,*", "*,*"])
+def test_star_in_a_list_means_every_value(column: str) -> None:
+    found = fields(f"{column} {column} 1,* 1,* 1,*")
+    assert (found.minutes, found.hours) == (set(range(60)), set(range(24)))
+    assert (found.days, found.months) == (set(range(1, 32)), set(range(1, 13)))
+    assert found.weekdays == set(range(7))
+    assert found.wildcard is column.startswith("*")
 
 
 def test_full_range_means_every_value() -> None:

@@ -5,6 +5,7 @@ DISTCRON_ORACLE_TRIPLES sets how many (rule, zone, start) triples are compared.
 
 import os
 import random
+from bisect import bisect_left, bisect_right
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -38,6 +39,11 @@ ZONES = [
 ]
 
 
+POLICIES = [("shift", "first")] * 3 + [
+    (gap, fold) for gap in timetable.GAPS for fold in timetable.FOLDS
+]
+
+
 def at(minute: int) -> datetime:
     return oracle.EPOCH + timedelta(minutes=minute)
 
@@ -52,22 +58,63 @@ def windows(zone: str, pick: random.Random) -> list[int]:
 
 
 @pytest.mark.parametrize("zone", ZONES)
-def test_next_after_agrees_with_a_minute_scan_around_clock_changes(zone: str) -> None:
+def test_next_previous_and_match_agree_with_a_minute_scan_around_clock_changes(zone: str) -> None:
     pick = random.Random(f"starts {zone}")
     first_minutes = windows(zone, pick)
     for _ in range(max(1, TRIPLES // len(ZONES) // STARTS_PER_RULE)):
         text, first = oracle.random_rule(pick), pick.choice(first_minutes)
+        gap, fold = pick.choice(POLICIES)
         walls = oracle.walls(zone, first, WINDOW)
-        runs = [first + index for index in oracle.occurrences(oracle.Rule(text), walls)]
-        rule = timetable.Cron(expression=text, timezone=zone)
-        for _ in range(STARTS_PER_RULE):
-            start = at(first) + timedelta(seconds=pick.randrange(WINDOW * 60))
-            expected = next((at(run) for run in runs if at(run) > start), None)
-            found = rule.next_after(start)
-            if expected is None:
-                assert found is None or found >= at(first + WINDOW), (text, zone, start)
-            else:
-                assert found == expected, (text, zone, start)
+        indexes = oracle.occurrences(oracle.Rule(text), walls, gap=gap, fold=fold)
+        rule = timetable.Cron(expression=text, timezone=zone, gap=gap, fold=fold)
+        compare(rule, [at(first + index) for index in indexes], first, pick)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_calendar_interval_agrees_with_a_minute_scan_around_clock_changes(zone: str) -> None:
+    pick = random.Random(f"calendar {zone}")
+    first_minutes = windows(zone, pick)
+    for _ in range(max(1, TRIPLES // len(ZONES) // 200)):
+        first = pick.choice(first_minutes)
+        walls = oracle.walls(zone, first, WINDOW)
+        unit, every = pick.choice(timetable.UNITS), pick.randint(1, 3)
+        day = pick.choice(walls) // oracle.DAY - pick.choice([0, 0, 0, 7, 14, 28, 31, 59, 61, 365])
+        start = day * oracle.DAY + pick.choice(walls) % oracle.DAY
+        gap, fold = pick.choice(POLICIES)
+        scanned = oracle.Every(every, unit, start)
+        indexes = oracle.occurrences(scanned, walls, gap=gap, fold=fold)
+        rule = timetable.CalendarInterval(
+            every=every,
+            unit=unit,
+            start=at(start).replace(tzinfo=None),
+            timezone=zone,
+            gap=gap,
+            fold=fold,
+        )
+        compare(rule, [at(first + index) for index in indexes], first, pick)
+
+
+def compare(
+    rule: timetable.Timetable, runs: list[datetime], first: int, pick: random.Random
+) -> None:
+    """Check next, previous and match at random seconds of the window against its runs."""
+    for _ in range(STARTS_PER_RULE):
+        start = at(first) + timedelta(seconds=pick.randrange(WINDOW * 60))
+        if pick.random() < 0.3 and runs:
+            start = pick.choice(runs)
+        index = bisect_right(runs, start)
+        found = rule.next_after(start)
+        if index == len(runs):
+            assert found is None or found >= at(first + WINDOW), (rule, start)
+        else:
+            assert found == runs[index], (rule, start)
+        index = bisect_left(runs, start)
+        found = rule.previous_before(start)
+        if index == 0:
+            assert found is None or found < at(first), (rule, start)
+        else:
+            assert found == runs[index - 1], (rule, start)
+        assert rule.matches(start) == (start in runs), (rule, start)
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -76,16 +123,31 @@ def test_count_between_and_latest_agree_with_a_minute_scan(zone: str) -> None:
     first_minutes = windows(zone, pick)
     for _ in range(max(1, TRIPLES // len(ZONES) // 50)):
         text, first = oracle.random_rule(pick), pick.choice(first_minutes)
+        gap, fold = pick.choice(POLICIES)
         walls = oracle.walls(zone, first, WINDOW)
-        runs = [at(first + index) for index in oracle.occurrences(oracle.Rule(text), walls)]
+        indexes = oracle.occurrences(oracle.Rule(text), walls, gap=gap, fold=fold)
+        runs = [at(first + index) for index in indexes]
         start, end = sorted(at(first + pick.randrange(WINDOW)) for _ in range(2))
         expected = [run for run in runs if start < run <= end]
-        rule = timetable.Cron(expression=text, timezone=zone)
-        assert rule.count(start, end) == len(expected), (text, zone, start, end)
+        rule = timetable.Cron(expression=text, timezone=zone, gap=gap, fold=fold)
+        assert rule.count(start, end) == len(expected), (rule, start, end)
+        assert timetable.Union((rule, rule)).count(start, end) == len(expected), (rule, start, end)
         newest = timetable.latest(rule, after=start, until=end)
-        assert newest == (expected[-1] if expected else None), (text, zone, start, end)
+        assert newest == (expected[-1] if expected else None), (rule, start, end)
         if len(expected) < 200:
-            assert list(rule.between(start, end)) == expected, (text, zone, start, end)
+            assert list(rule.between(start, end)) == expected, (rule, start, end)
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Antarctica/Casey", "Pacific/Apia"])
+def test_two_readings_of_debian_agree_with_each_other(zone: str) -> None:
+    pick = random.Random(f"readings {zone}")
+    for first in windows(zone, pick)[:3]:
+        walls = oracle.walls(zone, first, WINDOW)
+        for _ in range(10):
+            rule = oracle.Rule(oracle.random_rule(pick))
+            if not rule.wildcard:
+                marked = oracle.policed(rule, walls, gap="shift", fold="first")
+                assert marked == oracle.occurrences(rule, walls)
 
 
 def test_utc_agrees_with_a_day_scan_over_decades() -> None:

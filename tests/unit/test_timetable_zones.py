@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from distcron_app import timetable, zones
+from distcron_app import timetable
 from distcron_app.errors import TimetableError
+from distcron_app.timetable import zones
 
 
 def second(text: str) -> int:
@@ -37,6 +38,16 @@ def test_similar_name_is_suggested(name: str, nearest: str) -> None:
     with pytest.raises(TimetableError) as caught:
         timetable.check_timezone(name)
     assert str(caught.value) == f"Time zone {name!r}: not known. Did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("name", ["localtime", "/etc/localtime", "posixrules", "SYSTEM", "local"])
+def test_zone_of_the_host_is_refused_for_what_it_is(name: str) -> None:
+    with pytest.raises(TimetableError) as caught:
+        timetable.check_timezone(name)
+    assert str(caught.value) == (
+        f"Time zone {name!r}: differs from host to host. "
+        "Write an IANA name such as Asia/Jakarta or UTC."
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typing import NoReturn
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app.errors import TimetableError
+from distcron_app.timetable.hashing import stable_number
 
 __all__ = ["FIELDS", "MAX_TEXT", "CronFields", "Field", "Term", "canonical", "terms"]
 
@@ -39,12 +40,17 @@ _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 _WEEKDAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
 _UNEXPECTED = re.compile(r"[^ \ta-zA-Z0-9*,/#?@-]")
 _TERM = re.compile(r"(\*|[0-9a-z]+)(?:-([0-9a-z]+))?(?:/([0-9]+))?")
+_HASHED = re.compile(r"[hr](?:\(([0-9]{1,2})-([0-9]{1,2})\))?(?:/([0-9]{1,2}))?")
+_EVERY = re.compile(r"@every (?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?")
 _SPECIAL = re.compile(r"l([0-7])?|([0-9a-z]+)#([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """One of the five fields: its label in messages and the numbers that it takes."""
+    """One of the five fields: its label in messages and the numbers that it takes.
+
+    Compared by identity, since to compare labels would translate them.
+    """
 
     label: object
     first: int
@@ -117,12 +123,13 @@ class CronFields:
     day_or: bool
 
 
-def canonical(expression: str) -> str:
+def canonical(expression: str, *, spread_key: str = "") -> str:
     """Return the rule in lower case, one blank between five fields, aliases expanded.
 
     Leading zeros go; names stay. Idempotent. Raise TimetableError naming the token at
     fault, the fix, and the token's offset: in the text with blanks collapsed, or for a
-    character outside the grammar in the text as given.
+    character outside the grammar in the text as given. For H and R the fix is a number
+    that is always the same for ``spread_key``, such as the name of the schedule.
 
     >>> canonical("  00 09 * jAn  MON-fri ")
     '0 9 * jan mon-fri'
@@ -130,7 +137,8 @@ def canonical(expression: str) -> str:
     '0 0 * * 0'
     """
     return " ".join(
-        ",".join(term.text for term in field) for field in terms(_normalised(expression))
+        ",".join(term.text for term in field)
+        for field in terms(_normalised(expression, spread_key))
     )
 
 
@@ -143,18 +151,19 @@ def terms(text: str) -> tuple[tuple[Term, ...], ...]:
     checked = []
     position = 0
     for field, part in zip(FIELDS, parts, strict=True):
-        checked.append(_field_terms(field, part, position))
+        checked.append(_column(field, part) or _field_terms(field, part, position))
         position += len(part) + 1
     return tuple(checked)
 
 
-def _normalised(expression: str) -> str:
+def _normalised(expression: str, spread_key: str) -> str:
     if not isinstance(expression, str):
         message = _("Cron rule %(value)r: not text. Write it as a string of five fields.")
         raise TimetableError("cron", message % {"value": str(expression)[:40]})
     if len(expression) > MAX_TEXT:
         message = _("Cron rule: %(length)d characters, at most %(limit)d. Use several schedules.")
         raise TimetableError("cron", message % {"length": len(expression), "limit": MAX_TEXT})
+    _refuse_hashed(expression, spread_key)
     strange = _UNEXPECTED.search(expression)
     if strange:
         message = _(
@@ -169,6 +178,36 @@ def _normalised(expression: str) -> str:
     return _alias(text) if text.startswith("@") else text
 
 
+def _refuse_hashed(expression: str, spread_key: str) -> None:
+    """Raise TimetableError if a field is left to a hash or to chance, as Jenkins' H."""
+    parts = expression.lower().split()
+    position = 0
+    for index, (field, part) in enumerate(zip(FIELDS, parts, strict=False)):
+        hashed = _HASHED.fullmatch(part)
+        if hashed and len(parts) == len(FIELDS):
+            fix = _stable_field(field, hashed, f"{spread_key} {' '.join(parts)} {index}")
+            _Token(field, part, position).refuse(
+                _(
+                    "%(field)s %(token)r: not supported, since nodes could compute different "
+                    "times. Write %(fix)s."
+                ),
+                fix=fix,
+            )
+        position += len(part) + 1
+
+
+def _stable_field(field: Field, hashed: re.Match[str], key: str) -> str:
+    """Return the text that stands for H, H(1-5), H/15 or H(0-29)/10, the same for each key."""
+    low, high, step = (int(group) if group else None for group in hashed.groups())
+    # No day after the 28th: it would not come every month.
+    top = 28 if field is _DAY else field.top
+    first = low if low is not None and field.first <= low <= top else field.first
+    last = high if high is not None and first <= high <= top else top
+    if step and first + step + step - 1 <= last:
+        return f"{first + stable_number(key, step)}-{last}/{step}"
+    return str(first + stable_number(key, last - first + 1))
+
+
 def _alias(text: str) -> str:
     if text in _ALIASES:
         return _ALIASES[text]
@@ -176,12 +215,23 @@ def _alias(text: str) -> str:
     if word == "@reboot":
         message = _("Cron rule %(token)r: names no time. Write five fields, or choose 'once'.")
     elif word == "@every":
-        message = _("Cron rule %(token)r: not supported. Choose an interval: every N seconds.")
+        message = _(
+            "Cron rule %(token)r: not supported. Choose an interval: every %(seconds)s seconds."
+        )
     else:
         message = _("Cron rule %(token)r: not known. Use %(aliases)s, or five fields.")
     aliases = ", ".join(_ALIASES)
-    facts = {"token": word[:40], "aliases": aliases}
+    facts = {"token": word[:40], "aliases": aliases, "seconds": _seconds_of(text) or "N"}
     raise TimetableError("cron", message % facts, token=word[:40], position=0)
+
+
+def _seconds_of(text: str) -> int:
+    """Return the seconds of "@every 1h30m", or 0 if it is not understood."""
+    matched = _EVERY.fullmatch(text)
+    if matched is None:
+        return 0
+    hours, minutes, seconds = (int(group or 0) for group in matched.groups())
+    return hours * 3600 + minutes * 60 + seconds
 
 
 def _refuse_field_count(text: str, count: int) -> NoReturn:
@@ -192,12 +242,26 @@ def _refuse_field_count(text: str, count: int) -> NoReturn:
             "Cron rule: five fields expected, got %(count)d. "
             "Write minute hour day month weekday, and * for any."
         )
+        if count == len(FIELDS) - 1:
+            message = _(
+                "Cron rule: five fields expected, got %(count)d. Is the weekday missing? "
+                "Write minute hour day month weekday, and * for any."
+            )
     else:
         message = _(
             "Cron rule: five fields expected, got %(count)d: minute hour day month weekday. "
             "Seconds are not part of the rule; choose an interval (every N seconds) instead."
         )
     raise TimetableError("cron", message % {"count": count}, token=text[:40])
+
+
+@functools.lru_cache(maxsize=4096)
+def _column(field: Field, part: str) -> tuple[Term, ...] | None:
+    """Return the terms of a field, wherever it stands; None if it is to be refused there."""
+    try:
+        return _field_terms(field, part, 0)
+    except TimetableError:
+        return None
 
 
 def _field_terms(field: Field, part: str, position: int) -> tuple[Term, ...]:
@@ -337,7 +401,7 @@ def _refuse_spelling(token: _Token) -> NoReturn:
         token.refuse(_("%(field)s %(token)r: unexpected word. Write %(fix)s."), fix=full_name)
     if text == "?":
         token.refuse(_("%(field)s %(token)r: not supported. Write * for any."))
-    if re.match(r"[hr](\(|/|$)", text):
+    if re.match(r"[hr](/|$)", text):
         token.refuse(
             _(
                 "%(field)s %(token)r: not supported, since nodes could compute different times. "

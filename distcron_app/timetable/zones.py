@@ -33,6 +33,7 @@ __all__ = [
 
 # Names that depend on the host or stand for no place.
 _REFUSED = frozenset({"localtime", "posixrules", "posix", "right", "Factory", "leapseconds"})
+_OF_THE_HOST = frozenset({"localtime", "posixrules", "local", "system"})
 _ABBREVIATIONS = {"wib": "Asia/Jakarta", "wita": "Asia/Makassar", "wit": "Asia/Jayapura"}
 _LONGEST_NAME = 64  # more than twice the longest name; bounds the search for a similar one
 
@@ -52,13 +53,16 @@ class Changes:
     Change ``i`` happens at the UTC second ``at[i]`` and replaces ``offsets[i]`` by
     ``offsets[i + 1]``. ``ends[i]`` is the wall time at which the old stretch ends and
     ``starts[i]`` the one at which the new stretch starts: a gap if starts > ends,
-    a fold if starts < ends. Nothing is known from the UTC second ``until`` on.
+    a fold if starts < ends; ``edges[i]`` is the earlier of both. Nothing is known before
+    the UTC second ``since`` and from ``until`` on.
     """
 
     at: tuple[int, ...]
     offsets: tuple[int, ...]
     ends: tuple[int, ...]
     starts: tuple[int, ...]
+    edges: tuple[int, ...]
+    since: int
     until: int
 
 
@@ -71,6 +75,12 @@ def check_timezone(name: str) -> str:
     if not shown:
         message = _("Time zone: empty. Write an IANA name such as Asia/Jakarta or UTC.")
         raise TimetableError("timezone", message)
+    if shown.strip().lower().removeprefix("/etc/") in _OF_THE_HOST:
+        message = _(
+            "Time zone %(name)r: differs from host to host. "
+            "Write an IANA name such as Asia/Jakarta or UTC."
+        )
+        raise TimetableError("timezone", message % {"name": shown}, token=shown)
     nearest = _nearest_name(shown)
     if nearest:
         message = _("Time zone %(name)r: not known. Did you mean %(nearest)s?")
@@ -122,11 +132,15 @@ def changes(name: str, first_block: int, last_block: int) -> Changes:
         if offset != offsets[-1]:
             at.append(_first_second_with(place, offset, probe, later))
             offsets.append(offset)
+    ends = tuple(map(int.__add__, at, offsets))
+    starts = tuple(map(int.__add__, at, offsets[1:]))
     return Changes(
         at=tuple(at),
         offsets=tuple(offsets),
-        ends=tuple(map(int.__add__, at, offsets)),
-        starts=tuple(map(int.__add__, at, offsets[1:])),
+        ends=ends,
+        starts=starts,
+        edges=tuple(map(min, ends, starts)),
+        since=since,
         until=until,
     )
 

@@ -1,0 +1,48 @@
+"""The rows of distcron. Who may write what:
+
+* people (admin, pages, command line) write a schedule's PERSON_FIELDS, guarded by
+  ``version``: two editors cannot overwrite each other;
+* the scheduler writes a schedule's ``next_run_at``, ``fencing_token``, ``runs_planned``
+  and, where a row cannot run any more, ``state`` and ``state_reason``;
+* ``Run.state`` is written by ``lifecycle`` only, ``Node`` rows by ``nodes`` only.
+
+Foreign keys of history rows carry no database constraint: deleting a schedule of a
+million runs is one row, and its history stays with the names as they were.
+"""
+
+from distcron_app.models.audit import AuditEntry
+from distcron_app.models.calendars import (
+    Calendar,
+    CalendarEntry,
+    default_timezone,
+    exclusions_of,
+)
+from distcron_app.models.nodes import Node
+from distcron_app.models.runs import Attempt, Run, RunOutput, RunQuerySet
+from distcron_app.models.schedules import (
+    PERSON_FIELDS,
+    PLANNING_FIELDS,
+    TIMETABLE_FIELDS,
+    Schedule,
+    ScheduleQuerySet,
+    timetable_of,
+)
+
+__all__ = [
+    "PERSON_FIELDS",
+    "PLANNING_FIELDS",
+    "TIMETABLE_FIELDS",
+    "Attempt",
+    "AuditEntry",
+    "Calendar",
+    "CalendarEntry",
+    "Node",
+    "Run",
+    "RunOutput",
+    "RunQuerySet",
+    "Schedule",
+    "ScheduleQuerySet",
+    "default_timezone",
+    "exclusions_of",
+    "timetable_of",
+]

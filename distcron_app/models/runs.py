@@ -1,0 +1,259 @@
+"""Runs, their attempts and their long text."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import models
+from django.db.models import Q
+from django.urls import reverse
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from distcron_app.instants import DatabaseNow, InstantField
+from distcron_app.models.nodes import Node
+from distcron_app.models.schedules import Schedule
+
+__all__ = ["Attempt", "Run", "RunOutput", "RunQuerySet"]
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    """Verbs on runs."""
+
+    def open(self) -> RunQuerySet:
+        """Return runs that are not final."""
+        return self.filter(state__in=Run.OPEN_STATES)
+
+    def active(self) -> RunQuerySet:
+        """Return runs that hold their schedule: claimed, running, or queued between attempts."""
+        return self.open().exclude(state=Run.State.QUEUED, attempt=0)
+
+    def queued_due(self, within_seconds: float = 0.0) -> RunQuerySet:
+        """Return queued runs whose time has come, or comes within the seconds, oldest first."""
+        horizon = DatabaseNow(timedelta(seconds=within_seconds))
+        return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
+
+    def orphaned(self) -> RunQuerySet:
+        """Return claimed and running runs whose node is dead or left."""
+        gone = Node.objects.exclude(state__in=Node.MEMBER_STATES).values("id")
+        return self.filter(state__in=["claimed", "running"], node__in=gone)
+
+
+class Run(models.Model):
+    """One occurrence that ran or was decided upon, or one manual trigger.
+
+    ``scheduled_at`` is the timetable's instant and None for a manual run, so that the
+    unique key holds for the timetable's runs alone.
+    """
+
+    class State(models.TextChoices):
+        QUEUED = "queued", _("queued")  # decided, waits for its time or a free slot
+        CLAIMED = "claimed", _("claimed")  # owned by one node, not started
+        RUNNING = "running", _("running")  # start committed; the code may have begun
+        SUCCEEDED = "succeeded", _("succeeded")  # final
+        FAILED = "failed", _("failed")  # final; reason says how
+        CANCELLED = "cancelled", _("cancelled")  # final
+        LOST = "lost", _("lost")  # started, outcome unknown; its owner may still report
+        SKIPPED = "skipped", _("skipped")  # final: decided not to run
+
+    class Trigger(models.TextChoices):
+        TIMETABLE = "timetable", _("timetable")
+        MANUAL = "manual", _("by hand")
+
+    class Reason(models.TextChoices):
+        NONE = "", ""
+        ERROR = "error", _("the job raised an error")
+        EXIT_CODE = "exit_code", _("the program ended with an error code")
+        JOB_NOT_FOUND = "job_not_found", _("the job is not registered on the node")
+        INVALID_ARGUMENTS = "invalid_arguments", _("the arguments do not fit the job")
+        WORKER_DIED = "worker_died", _("the worker process ended")
+        NODE_DIED = "node_died", _("the node stopped without finishing the run")
+        SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
+        RECOVERY = "recovery", _("runs again after a crash")
+        OVERLAP = "overlap", _("the previous run was still active")
+        MISFIRE = "misfire", _("too late to run")
+        COALESCED = "coalesced", _("folded into a later occurrence")
+        CALENDAR = "calendar", _("excluded by a calendar")
+        PAUSED = "paused", _("the schedule was paused")
+        DELETED = "deleted", _("the schedule was deleted")
+
+    OPEN_STATES = ("queued", "claimed", "running")
+    ACTIVE_STATES = ("claimed", "running")
+
+    schedule = models.ForeignKey(
+        Schedule,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        null=True,
+        related_name="runs",
+        verbose_name=_("schedule"),
+    )
+    schedule_name = models.CharField(_("schedule name"), max_length=200)
+    job = models.CharField(_("job"), max_length=100)
+    arguments = models.JSONField(_("arguments"), default=dict)
+    delivery = models.CharField(_("delivery"), max_length=20, choices=Schedule.Delivery)
+    trigger = models.CharField(
+        _("trigger"), max_length=10, choices=Trigger, default=Trigger.TIMETABLE
+    )
+    triggered_by = models.CharField(_("triggered by"), max_length=150, blank=True)
+    scheduled_at = InstantField(_("scheduled"), null=True)
+    due_at = InstantField(_("due"))
+
+    state = models.CharField(_("state"), max_length=10, choices=State)
+    reason = models.CharField(_("reason"), max_length=20, choices=Reason, blank=True, default="")
+    details = models.JSONField(_("details"), null=True, blank=True)
+    attempt = models.PositiveIntegerField(_("attempt"), default=0)
+    recoveries = models.PositiveIntegerField(_("recoveries"), default=0)
+    fencing_token = models.BigIntegerField(_("fencing token"), default=0)
+    owner_token = models.CharField(_("owner token"), max_length=32, blank=True, default="")
+    node = models.ForeignKey(
+        Node,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        null=True,
+        related_name="runs",
+        verbose_name=_("node"),
+    )
+    claimed_at = InstantField(_("claimed"), null=True)
+    started_at = InstantField(_("started"), null=True)
+    finished_at = InstantField(_("finished"), null=True)
+    late = models.BooleanField(_("reported late"), default=False)
+    progress_percent = models.FloatField(_("progress"), null=True)
+    progress_message = models.CharField(_("progress message"), max_length=200, blank=True)
+    result = models.JSONField(_("result"), null=True, blank=True)
+    error = models.CharField(_("error"), max_length=500, blank=True, default="")
+
+    objects = RunQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("run")
+        verbose_name_plural = _("runs")
+        ordering = ["-id"]
+        permissions = [("view_output", _("Can view the output of a run"))]
+        indexes = [
+            models.Index(fields=["schedule", "-id"], name="distcron_run_history"),
+            models.Index(
+                fields=["-id"],
+                name="distcron_run_trouble",
+                condition=Q(state__in=["failed", "lost"]),
+            ),
+            models.Index(
+                fields=["schedule", "state"],
+                name="distcron_run_open",
+                condition=Q(state__in=["queued", "claimed", "running"]),
+            ),
+        ]
+        constraints = [
+            # The arbiter: one row per occurrence, whatever happens to Redis.
+            models.UniqueConstraint(
+                fields=["schedule", "scheduled_at"], name="distcron_run_occurrence"
+            ),
+            models.CheckConstraint(
+                name="distcron_run_state",
+                condition=Q(
+                    state__in=[
+                        "queued",
+                        "claimed",
+                        "running",
+                        "succeeded",
+                        "failed",
+                        "cancelled",
+                        "lost",
+                        "skipped",
+                    ]
+                ),
+            ),
+            models.CheckConstraint(
+                name="distcron_run_owned",
+                condition=~Q(state__in=["claimed", "running"]) | ~Q(owner_token=""),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.schedule_name} #{self.pk}"
+
+    def get_absolute_url(self) -> str:
+        return reverse("distcron:run", args=[self.pk])
+
+    @property
+    def is_held_back(self) -> bool:
+        """Return True for an occurrence that was spread past its instant and never started."""
+        spread = self.scheduled_at is not None and self.due_at > self.scheduled_at
+        return spread and self.attempt == 0
+
+    @property
+    def is_final(self) -> bool:
+        """Return True when no machine will change the state any more (a lost run's owner may)."""
+        return self.state not in self.OPEN_STATES
+
+    @property
+    def duration_seconds(self) -> float | None:
+        """Return how long the last attempt ran, or None while it is open or never started."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return float((self.finished_at - self.started_at).total_seconds())
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Return how long after ``due_at`` the run started, or None when it did not."""
+        if self.started_at is None:
+            return None
+        return float((self.started_at - self.due_at).total_seconds())
+
+
+class RunOutput(models.Model):
+    """The long text of a run, apart from the row so that lists stay fast."""
+
+    run = models.OneToOneField(
+        Run, on_delete=models.CASCADE, primary_key=True, related_name="text", verbose_name=_("run")
+    )
+    output = models.TextField(_("output"), blank=True)
+    traceback = models.TextField(_("traceback"), blank=True)
+
+    class Meta:
+        verbose_name = _("run output")
+        verbose_name_plural = _("run outputs")
+
+    def __str__(self) -> str:
+        return gettext("output of run %s") % self.run_id
+
+
+class Attempt(models.Model):
+    """One attempt that ended while its run went on, or that another node took over."""
+
+    run = models.ForeignKey(
+        Run, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("run")
+    )
+    number = models.PositiveIntegerField(_("attempt"))
+    node = models.ForeignKey(
+        Node,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        null=True,
+        related_name="+",
+        verbose_name=_("node"),
+    )
+    fencing_token = models.BigIntegerField(_("fencing token"))
+    started_at = InstantField(_("started"), null=True)
+    ended_at = InstantField(_("ended"))
+    reason = models.CharField(_("reason"), max_length=20, choices=Run.Reason)
+    # What the attempt's own node reported after it had been superseded; it changed no run.
+    late_state = models.CharField(
+        _("late report"), max_length=10, choices=Run.State, blank=True, default=""
+    )
+    late_at = InstantField(_("late report at"), null=True)
+
+    class Meta:
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        ordering = ["run", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "fencing_token"], name="distcron_attempt_token")
+        ]
+
+    def __str__(self) -> str:
+        facts = {"number": self.number, "run": self.run_id}
+        return gettext("attempt %(number)s of run %(run)s") % facts

@@ -1,0 +1,598 @@
+"""Schedules: which job runs when, with which arguments and policies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from datetime import datetime, time, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import ValidationError
+from django.db import models, transaction
+from django.db.models import F, Q
+from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
+
+from distcron_app import registry, wakeup
+from distcron_app.clock import utc_now
+from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
+from distcron_app.instants import DatabaseNow, InstantField, database_now
+from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
+from distcron_app.timetable import (
+    MAX_TEXT,
+    Timetable,
+    build,
+    canonical,
+    first_after,
+    tzdata_version,
+    union,
+)
+from distcron_app.timetable.calendars import Excluding
+from distcron_app.timetable.spread import MAX_OFFSET_SECONDS, spread_instant
+from distcron_app.wording import describe
+
+__all__ = [
+    "PERSON_FIELDS",
+    "PLANNING_FIELDS",
+    "TIMETABLE_FIELDS",
+    "Schedule",
+    "ScheduleQuerySet",
+    "timetable_of",
+]
+
+MAX_CRON_LINES = 10
+MAX_CRON_TEXT = MAX_CRON_LINES * (MAX_TEXT + 2)  # with line ends as browsers send them
+
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    """Verbs on schedules."""
+
+    def due(self, within_seconds: float = 0.0) -> ScheduleQuerySet:
+        """Return active schedules whose next instant has come, or comes within the seconds."""
+        horizon = DatabaseNow(timedelta(seconds=within_seconds))
+        return self.filter(state=Schedule.State.ACTIVE, next_run_at__lte=horizon).order_by(
+            "next_run_at"
+        )
+
+    def unplanned(self) -> ScheduleQuerySet:
+        """Return active schedules without a next instant: new rows, or edited past the model."""
+        return self.filter(state=Schedule.State.ACTIVE, next_run_at=None)
+
+    def planned_before(self, zones: str) -> ScheduleQuerySet:
+        """Return active schedules, not due yet, that were planned with older zone data."""
+        return self.filter(
+            state=Schedule.State.ACTIVE, next_run_at__gt=DatabaseNow(), planned_zones__lt=zones
+        )
+
+    def overdue(self, seconds: float) -> ScheduleQuerySet:
+        """Return active schedules that nobody has claimed for ``seconds`` after they were due."""
+        return self.due(within_seconds=-seconds)
+
+    def with_last_run(self) -> ScheduleQuerySet:
+        """Annotate ``last_run_id``, the newest run of each schedule."""
+        runs: Any = Schedule.runs.rel.related_model
+        newest = runs.objects.filter(schedule=models.OuterRef("pk")).order_by("-id")
+        return self.annotate(last_run_id=models.Subquery(newest.values("id")[:1]))
+
+    def plan_anew(self) -> int:
+        """Let the sweep compute the next instant of active rows again, from now."""
+        active = self.filter(state=Schedule.State.ACTIVE)
+        return super(ScheduleQuerySet, active).update(next_run_at=None, planned_from=DatabaseNow())
+
+    def mark_invalid(self, reason: str) -> int:
+        """Take rows that cannot run out of the loop, with the reason; return how many.
+
+        The scheduler's own write: it does not count as an edit, so nobody's form gets stale.
+        """
+        return super().update(
+            state=Schedule.State.INVALID, state_reason=reason[:500], next_run_at=None
+        )
+
+    def write_plan(self, planned: Schedule) -> int:
+        """Store where ``planned`` stands now; the scheduler's own write, as ``mark_invalid``."""
+        return super().update(
+            next_run_at=planned.next_run_at,
+            planned_zones=planned.planned_zones,
+            cron_canonical=planned.cron_canonical,
+            state=planned.state,
+            state_reason=planned.state_reason,
+        )
+
+    def write_claims(self, claimed: Collection[Schedule], batch_size: int) -> None:
+        """Store where claimed schedules stand now; the scheduler's own write, as ``mark_invalid``.
+
+        By a plain queryset: ``bulk_update`` goes through ``update``, which would count it as
+        an edit, and every open form would be stale after each tick.
+        """
+        plain: models.QuerySet[Schedule] = models.QuerySet(Schedule, using=self.db)
+        plain.bulk_update(
+            claimed,
+            ["next_run_at", "fencing_token", "runs_planned", "state", "state_reason"],
+            batch_size,
+        )
+
+    def update(self, **values: Any) -> int:
+        """Update rows; a change to what decides the next instant makes it be planned anew.
+
+        ``update(state="active")`` therefore never runs an instant that passed while the
+        schedule was paused, exactly as the admin's resume.
+        """
+        if {"calendar", *PLANNING_FIELDS}.intersection(values) and "next_run_at" not in values:
+            values |= {"next_run_at": None, "planned_from": DatabaseNow()}
+        if set(PERSON_FIELDS).intersection(values) and "version" not in values:
+            values["version"] = F("version") + 1
+        return super().update(**values)
+
+
+class Schedule(models.Model):
+    """One row that says which job runs when, with which arguments and policies."""
+
+    class State(models.TextChoices):
+        ACTIVE = "active", _("active")
+        PAUSED = "paused", _("paused")  # by a person, with a reason
+        EXHAUSTED = "exhausted", _("finished")  # no instant will come any more
+        INVALID = "invalid", _("invalid")  # the row cannot run; state_reason says why
+
+    class Kind(models.TextChoices):
+        CRON = "cron", _("cron expression")
+        INTERVAL = "interval", _("every N seconds")
+        CALENDAR = "calendar", _("every N days, weeks or months")
+        ONCE = "once", _("once")
+
+    class CalendarUnit(models.TextChoices):
+        DAYS = "days", _("days")
+        WEEKS = "weeks", _("weeks")
+        MONTHS = "months", _("months")
+
+    class Gap(models.TextChoices):
+        SHIFT = "shift", _("run right after the gap")
+        SKIP = "skip", _("do not run")
+
+    class Fold(models.TextChoices):
+        FIRST = "first", _("run in the first pass")
+        SECOND = "second", _("run in the second pass")
+        BOTH = "both", _("run in both passes")
+
+    class Spread(models.TextChoices):
+        HASHED = "hashed", _("the same delay each time")
+        RANDOM = "random", _("another delay each time")
+
+    class Excluded(models.TextChoices):
+        SKIP = "skip", _("do not run")
+        NEXT = "next", _("run on the next allowed day")
+        PREVIOUS = "previous", _("run on the allowed day before")
+
+    class Delivery(models.TextChoices):
+        AT_MOST_ONCE = "at_most_once", _("at most once: never started twice, may be lost")
+        AT_LEAST_ONCE = "at_least_once", _("at least once: run again after a crash")
+
+    key = models.SlugField(
+        _("key"),
+        max_length=100,
+        unique=True,
+        help_text=_("Short name for the command line. Letters, digits, '-' and '_'."),
+    )
+    name = models.CharField(_("name"), max_length=200)
+    job = models.CharField(_("job"), max_length=100)
+    arguments = models.JSONField(
+        _("arguments"),
+        default=dict,
+        blank=True,
+        help_text=_('A JSON object of keyword arguments, for example {"batch": 100}.'),
+    )
+    kind = models.CharField(_("kind"), max_length=10, choices=Kind, default=Kind.CRON)
+    cron = models.CharField(
+        _("cron expression"),
+        max_length=MAX_CRON_TEXT,
+        blank=True,
+        help_text=_(
+            "Five fields: minute hour day month weekday. For example: 30 2 * * mon-fri. "
+            "Several rules, one in each line, run at the instants of all of them."
+        ),
+    )
+    # What the typed text means, in the one spelling that is computed with.
+    cron_canonical = models.CharField(max_length=MAX_CRON_TEXT, blank=True, editable=False)
+    timezone = models.CharField(_("time zone"), max_length=64, default=default_timezone)
+    interval_seconds = models.PositiveIntegerField(
+        _("every (seconds)"), null=True, blank=True, help_text=_("1 to 31,536,000.")
+    )
+    interval_anchor = InstantField(
+        _("counted from"),
+        null=True,
+        blank=True,
+        help_text=_("The first instant of the interval; now when empty."),
+    )
+    run_at = InstantField(_("run once at"), null=True, blank=True)
+    calendar_every = models.PositiveSmallIntegerField(_("every"), null=True, blank=True)
+    calendar_unit = models.CharField(
+        _("unit"), max_length=6, choices=CalendarUnit, default=CalendarUnit.DAYS
+    )
+    calendar_date = models.DateField(
+        _("first day"),
+        null=True,
+        blank=True,
+        help_text=_("Counted from this day. Day 31 becomes the last day of shorter months."),
+    )
+    calendar_time = models.TimeField(_("time of day"), null=True, blank=True)
+    gap = models.CharField(
+        _("time that the clocks jump over"),
+        max_length=6,
+        choices=Gap,
+        default=Gap.SHIFT,
+        help_text=_("For rules with a fixed time of day."),
+    )
+    fold = models.CharField(
+        _("time that comes twice"),
+        max_length=6,
+        choices=Fold,
+        default=Fold.FIRST,
+        help_text=_("For rules with a fixed time of day."),
+    )
+    starts_at = InstantField(_("not before"), null=True, blank=True)
+    ends_at = InstantField(_("not after"), null=True, blank=True)
+    max_runs = models.PositiveIntegerField(
+        _("at most this many runs"),
+        null=True,
+        blank=True,
+        help_text=_("The schedule is finished afterwards. Runs by hand do not count."),
+    )
+    calendar = models.ForeignKey(
+        Calendar,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="schedules",
+        verbose_name=_("days to keep clear of"),
+    )
+    calendar_action = models.CharField(
+        _("on an excluded day"), max_length=8, choices=Excluded, default=Excluded.SKIP
+    )
+    spread_seconds = models.PositiveIntegerField(
+        _("spread over (seconds)"),
+        default=0,
+        help_text=_("Start up to this much later, so that not everything starts at once."),
+    )
+    spread_by = models.CharField(
+        _("spread by"), max_length=6, choices=Spread, default=Spread.HASHED
+    )
+    spread_key = models.CharField(
+        _("spread key"),
+        max_length=100,
+        blank=True,
+        help_text=_("Schedules with the same key get the same delay; by default each its own."),
+    )
+    delivery = models.CharField(
+        _("delivery"),
+        max_length=20,
+        choices=Delivery,
+        default=Delivery.AT_MOST_ONCE,
+        help_text=_(
+            "What a crash in the middle means. At most once: the run is shown as lost and a "
+            "person decides. At least once: it runs again, so the job must be idempotent."
+        ),
+    )
+    notes = models.TextField(_("notes"), blank=True)
+
+    state = models.CharField(_("state"), max_length=10, choices=State, default=State.ACTIVE)
+    state_reason = models.CharField(_("reason"), max_length=500, blank=True)
+    state_by = models.CharField(_("changed by"), max_length=150, blank=True)
+    state_at = InstantField(_("changed at"), null=True, blank=True)
+
+    next_run_at = InstantField(_("next run"), null=True, blank=True, editable=False)
+    planned_from = InstantField(null=True, blank=True, editable=False)
+    # The zone data that next_run_at was computed with; newer data computes it again.
+    planned_zones = models.CharField(max_length=10, blank=True, default="", editable=False)
+    runs_planned = models.PositiveIntegerField(_("runs so far"), default=0, editable=False)
+    fencing_token = models.BigIntegerField(_("fencing token"), default=0, editable=False)
+    version = models.PositiveIntegerField(_("version"), default=1, editable=False)
+    created_at = InstantField(_("created"), default=utc_now, editable=False)
+    updated_at = InstantField(_("updated"), default=utc_now, editable=False)
+
+    objects = ScheduleQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        ordering = ["name", "id"]
+        permissions = [
+            ("view_dashboard", _("Can view the dashboard")),
+            ("run_schedule", _("Can run a schedule now")),
+            ("pause_schedule", _("Can pause and resume a schedule")),
+        ]
+        indexes = [
+            models.Index(fields=["state", "next_run_at"], name="distcron_schedule_due"),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                name="distcron_schedule_state",
+                condition=Q(state__in=["active", "paused", "exhausted", "invalid"]),
+            ),
+            models.CheckConstraint(
+                name="distcron_schedule_kind",
+                condition=Q(kind__in=["cron", "interval", "calendar", "once"]),
+            ),
+            models.CheckConstraint(
+                name="distcron_schedule_delivery",
+                condition=Q(delivery__in=["at_most_once", "at_least_once"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name or self.key
+
+    def save(self, *args: Any, **options: Any) -> None:
+        """Write the person's columns and plan the next instant anew where they decide it.
+
+        Raise StaleVersion when somebody saved the row since it was read. An instant that
+        is already past is never run because of an edit. The nodes are told on commit.
+        """
+        if self._state.adding:
+            self._plan_after_edit(database_now())
+            super().save(*args, **options)
+        else:
+            self._save_guarded(options)
+        self._planned = self._planning_values()
+        transaction.on_commit(wakeup.announce)
+
+    def get_absolute_url(self) -> str:
+        return reverse("distcron:schedule", args=[self.pk])
+
+    @classmethod
+    def from_db(cls, *args: Any, **options: Any) -> Schedule:
+        schedule: Schedule = super().from_db(*args, **options)
+        schedule._planned = schedule._planning_values()
+        return schedule
+
+    def clean(self) -> None:
+        """Refuse what could not run: the error names the field that is wrong."""
+        problems: dict[str, list[Any]] = {}
+        self.cron = "\n".join(line.strip() for line in self.cron.splitlines() if line.strip())
+        if self.kind != self.Kind.INTERVAL:
+            self.interval_seconds = None
+        elif self.interval_anchor is None:
+            self.interval_anchor = utc_now().replace(microsecond=0)
+        try:
+            self.timetable()
+        except TimetableError as error:
+            problems[_FIELD_OF.get(error.field, error.field)] = [error.message]
+        try:
+            found = registry.get(self.job)
+            self.arguments = found.dump(found.check(self.arguments))
+        except UnknownJob as error:
+            problems["job"] = [str(error)]
+        except InvalidArguments as error:
+            problems["arguments"] = [
+                message if parameter == registry.WHOLE else f"{parameter}: {message}"
+                for parameter, message in error.problems.items()
+            ]
+        if self.spread_seconds > MAX_OFFSET_SECONDS:
+            problems["spread_seconds"] = [_("At most 86,400 seconds, one day.")]
+        if self.max_runs is not None and self.max_runs < max(1, self.runs_planned):
+            message = _("Must be at least 1, and not less than the %(count)d runs so far.")
+            problems["max_runs"] = [message % {"count": self.runs_planned}]
+        if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
+            problems["ends_at"] = [_("Must be later than “not before”.")]
+        if problems:
+            raise ValidationError(problems)
+
+    def timetable(self) -> Timetable:
+        """Return what names the instants. Raise TimetableError for the field that is wrong.
+
+        Excluded days are moved here where the schedule says so; where they are skipped,
+        their instants stay, and each leaves a row that says why it did not run.
+        """
+        calendar = None if self.calendar is None else (self.calendar.pk, self.calendar.revision)
+        columns = tuple(getattr(self, name) for name in TIMETABLE_FIELDS)
+        return timetable_of(columns, calendar, self.calendar_action)
+
+    def excluded(self, instant: datetime) -> str:
+        """Return why the schedule skips the instant, in the active language, or ""."""
+        if self.calendar is None or self.calendar_action != self.Excluded.SKIP:
+            return ""
+        return exclusions_of(self.calendar.pk, self.calendar.revision).excluded(instant)
+
+    def spread(self, instant: datetime) -> datetime:
+        """Return when the occurrence of ``instant`` is due: later by the schedule's offset."""
+        return spread_instant(
+            self.spread_by, self.spread_seconds, self.spread_key or str(self.pk), instant
+        )
+
+    def in_words(self) -> str:
+        """Return the rule in words, in the active language; as it is stored where it is invalid."""
+        try:
+            return describe(self.timetable(), timezone=self.timezone)
+        except TimetableError:
+            return self.cron or str(self.get_kind_display())
+
+    def first_after(self, instant: datetime) -> datetime | None:
+        """Return the first instant after ``instant`` within the bounds, or None."""
+        return first_after(
+            self.timetable(),
+            instant,
+            starts_at=self.starts_at,
+            ends_at=self.ends_at,
+            max_runs=self.max_runs,
+            runs_so_far=self.runs_planned,
+        )
+
+    def upcoming(self, count: int) -> list[datetime]:
+        """Return the next ``count`` instants from ``next_run_at`` on; empty where nothing comes."""
+        instants: list[datetime] = []
+        if self.max_runs is not None:
+            count = min(count, self.max_runs - self.runs_planned)
+        instant = self.next_run_at if self.state == self.State.ACTIVE else None
+        while instant is not None and len(instants) < count:
+            instants.append(instant)
+            instant = self.first_after(instant)
+        return instants
+
+    def planning_start(self, now: datetime) -> datetime:
+        """Return the instant after which planning goes on: never the past, no instant twice.
+
+        A row that was changed past the model is planned from the moment of the change.
+        """
+        start: datetime = self.planned_from or now
+        if self.pk is None:
+            return start
+        newest = self.runs.aggregate(at=models.Max("scheduled_at"))
+        return max(start, newest["at"] or start)
+
+    def plan_next(self, after: datetime) -> None:
+        """Set ``next_run_at`` and ``state`` for a row that is not planned yet; saves nothing.
+
+        A row that cannot run becomes ``invalid`` with the reason, one without a further
+        instant ``exhausted``.
+        """
+        problem = self._problem()
+        if problem:
+            self.state, self.state_reason, self.next_run_at = self.State.INVALID, problem, None
+            return
+        self.next_run_at = self.first_after(after)
+        self.planned_zones = tzdata_version()
+        self.cron_canonical = self._canonical_text()
+        if self.next_run_at is None:
+            self.state = self.State.EXHAUSTED
+            self.state_reason = str(_("No instant of the timetable is left."))
+
+    def _canonical_text(self) -> str:
+        if self.kind != self.Kind.CRON:
+            return ""
+        return "\n".join(canonical(line) for line in self.cron.splitlines() if line.strip())
+
+    def _problem(self) -> str:
+        try:
+            self.timetable()
+            registry.get(self.job).check(self.arguments)
+        except (TimetableError, UnknownJob, InvalidArguments) as error:
+            return str(error)[:500]
+        return ""
+
+    def _planning_values(self) -> tuple[Any, ...]:
+        return tuple(self.__dict__.get(name) for name in sorted(PLANNING_FIELDS))
+
+    def _plan_after_edit(self, now: datetime) -> None:
+        self.next_run_at = None
+        self.planned_from = now
+        self.updated_at = now
+        if self.state in (self.State.INVALID, self.State.EXHAUSTED):
+            # The edit may have mended the row; planning decides.
+            self.state, self.state_reason = self.State.ACTIVE, ""
+        if self.state == self.State.ACTIVE:
+            self.plan_next(self.planning_start(now))
+
+    def _save_guarded(self, options: dict[str, Any]) -> None:
+        fields = set(options.pop("update_fields", None) or PERSON_FIELDS)
+        with transaction.atomic(using=options.get("using")):
+            stored = Schedule.objects.select_for_update().filter(pk=self.pk).values("version")
+            current = stored.first()
+            if current is None or current["version"] != self.version:
+                raise StaleVersion(self.key, self.version)
+            self.updated_at = database_now()
+            broken = self.state in (self.State.INVALID, self.State.EXHAUSTED)
+            if broken or self._planning_values() != self._planned:
+                self._plan_after_edit(self.updated_at)
+                fields |= PLAN_FIELDS
+            self.version += 1
+            super().save(update_fields=fields | {"version", "updated_at"}, **options)
+
+
+# What a timetable is built from; see timetable_of.
+TIMETABLE_FIELDS = (
+    "kind",
+    "cron",
+    "timezone",
+    "interval_seconds",
+    "interval_anchor",
+    "run_at",
+    "calendar_every",
+    "calendar_unit",
+    "calendar_date",
+    "calendar_time",
+    "gap",
+    "fold",
+)
+# A change to one of these makes the next instant be computed anew, from now.
+PLANNING_FIELDS = frozenset(
+    {
+        *TIMETABLE_FIELDS,
+        "starts_at",
+        "ends_at",
+        "max_runs",
+        "calendar_id",
+        "calendar_action",
+        "state",
+    }
+)
+PERSON_FIELDS = (
+    "key",
+    "name",
+    "job",
+    "arguments",
+    *TIMETABLE_FIELDS,
+    "starts_at",
+    "ends_at",
+    "max_runs",
+    "calendar",
+    "calendar_action",
+    "spread_seconds",
+    "spread_by",
+    "spread_key",
+    "delivery",
+    "notes",
+    "state",
+    "state_reason",
+    "state_by",
+    "state_at",
+)
+# What planning writes.
+PLAN_FIELDS = frozenset(
+    {"next_run_at", "planned_from", "planned_zones", "cron_canonical", "state", "state_reason"}
+)
+# Where timetable.build names a parameter that is two columns here.
+_FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
+
+
+def timetable_of(
+    columns: tuple[Any, ...], calendar: tuple[int, UUID] | None, action: str
+) -> Timetable:
+    """Return the timetable of a row: its TIMETABLE_FIELDS, its calendar's id and revision.
+
+    Remembered, so that a tick builds nothing for rules that it has seen. Raise
+    TimetableError for the field that is wrong.
+    """
+    if calendar is None or action == Schedule.Excluded.SKIP:
+        return _rule_of(columns)
+    return _moved_rule_of(columns, calendar, action)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _rule_of(columns: tuple[Any, ...]) -> Timetable:
+    values = dict(zip(TIMETABLE_FIELDS, columns, strict=True))
+    day, time_of_day = values.pop("calendar_date"), values.pop("calendar_time")
+    start = None if day is None else datetime.combine(day, time_of_day or time())
+    lines = [line for line in values["cron"].splitlines() if line.strip()]
+    if values["kind"] != Schedule.Kind.CRON or len(lines) <= 1:
+        return build(**values, calendar_start=start)
+    if len(lines) > MAX_CRON_LINES:
+        message = _("%(count)d rules: at most %(most)d, one in each line.")
+        raise TimetableError("cron", message % {"count": len(lines), "most": MAX_CRON_LINES})
+    return union([_line_of(values, number, line) for number, line in enumerate(lines, 1)])
+
+
+def _line_of(values: dict[str, Any], number: int, line: str) -> Timetable:
+    try:
+        return build(**values | {"cron": line})
+    except TimetableError as error:
+        if error.field != "cron":
+            raise
+        message = _("Line %(number)d: %(problem)s")
+        facts = {"number": number, "problem": error.message}
+        raise TimetableError("cron", message % facts, token=error.token) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _moved_rule_of(columns: tuple[Any, ...], calendar: tuple[int, UUID], action: str) -> Timetable:
+    return Excluding(
+        timetable=_rule_of(columns), exclusions=exclusions_of(*calendar), action=action
+    )

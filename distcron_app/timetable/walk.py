@@ -6,6 +6,7 @@ added to; ``zone_walk`` turns it into instants. Everything is safe to share betw
 
 from __future__ import annotations
 
+import abc
 import calendar
 import functools
 from array import array
@@ -171,7 +172,7 @@ class Rule:
         return mask
 
 
-class _Every:
+class _Every(abc.ABC):
     """Numbered wall minutes: number 0 is the start, and nothing comes before it."""
 
     __slots__ = ("_every", "_start", "policy")
@@ -199,12 +200,13 @@ class _Every:
         wall = self.next_wall(day * DAY_MINUTES)
         return 0 if wall is None or wall // DAY_MINUTES != day else 1 << wall % DAY_MINUTES
 
+    @abc.abstractmethod
     def _number(self, minute: int) -> int:
         """Return the number of the last wall minute <= ``minute``; -1 before the start."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _wall(self, number: int) -> int | None:
-        raise NotImplementedError
+        """Return the wall minute of that number; None beyond the calendar."""
 
 
 class EveryDays(_Every):

@@ -275,8 +275,9 @@ class Dispatcher:
         exclusions = row.exclusions
         if exclusions is not None and exclusions.excluded(row.next_run_at):
             return _skipping(row, exclusions)
+        allowed = _allowed(row, exclusions)
         plan = timetable.plan(
-            row.timetable,
+            allowed,
             due_from=row.next_run_at,
             now=row.now,
             misfire_grace=timedelta(seconds=self._config.misfire_grace_seconds),
@@ -287,7 +288,8 @@ class Dispatcher:
             schedule_id=row.pk,
             version=row.version,
             seen_next_run_at=row.next_run_at,
-            next_run_at=plan.next,
+            # Of the timetable itself: excluded instants get their turn, and their row.
+            next_run_at=plan.next if exclusions is None else _after(row, plan),
             owner_token=new_owner_token(),
             run_at=plan.run,
             due_at=None if plan.run is None else row.spread(plan.run),
@@ -366,11 +368,22 @@ class Dispatcher:
         self._leases.release(unused)
 
 
+def _allowed(row: _Due, exclusions: Exclusions | None) -> Timetable:
+    if exclusions is None:
+        return row.timetable
+    return Excluding(timetable=row.timetable, exclusions=exclusions)
+
+
+def _after(row: _Due, plan: timetable.Plan) -> datetime | None:
+    spans = [span.last for span in (plan.coalesced, plan.misfired) if span is not None]
+    decided = max([row.next_run_at, *spans, *([plan.run] if plan.run else [])])
+    return timetable.first_after(row.timetable, decided, ends_at=row.ends_at)
+
+
 def _skipping(row: _Due, exclusions: Exclusions) -> Decision:
     """Decide the excluded instants from the due one on, up to the first that may run."""
     reason = exclusions.excluded(row.next_run_at)
-    allowed = Excluding(timetable=row.timetable, exclusions=exclusions)
-    resume = timetable.first_after(allowed, row.next_run_at, ends_at=row.ends_at)
+    resume = timetable.first_after(_allowed(row, exclusions), row.next_run_at, ends_at=row.ends_at)
     end = row.now if resume is None else min(row.now, resume - _TICK)
     last = timetable.latest(row.timetable, after=row.next_run_at, until=end)
     count = 1 + row.timetable.count(row.next_run_at, end)

@@ -176,6 +176,18 @@ class TestCalendars:
         assert skipped.details is not None
         assert skipped.details["count"] in (10, 11)
 
+    def test_after_an_outage_the_newest_allowed_instant_counts(self, member: Member) -> None:
+        newest = whole_second(-3600)
+        closed = Calendar.objects.create(
+            name="closed", weekdays=str(newest.isoweekday()), timezone="UTC"
+        )
+        due(every=86_400, seconds_ago=49 * 3600, calendar=closed)
+        claimed = member.tick().claimed
+        assert (claimed.runs, [row.reason for row in claimed.skipped]) == ((), ["misfire"])
+        (skipped,) = member.tick().claimed.skipped
+        assert skipped.reason == "calendar"
+        assert abs(skipped.scheduled_at - newest) < timedelta(seconds=5)
+
     def test_other_days_run(self, member: Member) -> None:
         calendar = Calendar.objects.create(name="holidays")
         CalendarEntry.objects.create(

@@ -113,7 +113,9 @@ def _plan_with_newer_zones() -> tuple[str, ...]:
     invalid: list[str] = []
     for schedule in outdated.order_by("pk")[:_ADOPT_BATCH]:
         unchanged = outdated.filter(pk=schedule.pk, version=schedule.version)
-        schedule.plan_next(schedule.planning_start(database_now()))
+        now = database_now()
+        # Never from where planning began long ago: its history may have been pruned.
+        schedule.plan_next(max(now, schedule.planning_start(now)))
         if schedule.state == Schedule.State.INVALID:
             unchanged.mark_invalid(schedule.state_reason)
             invalid.append(schedule.key)

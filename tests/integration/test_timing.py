@@ -288,6 +288,21 @@ class TestZoneData:
         schedule.refresh_from_db()
         assert (schedule.next_run_at, schedule.planned_zones) == (right, tzdata_version())
 
+    def test_an_instant_of_the_past_does_not_come_back_with_newer_data(self) -> None:
+        schedule = make_schedule(cron="* * * * *")
+        long_ago = whole_second(-86_400)
+        Schedule.objects.filter(pk=schedule.pk).update(
+            next_run_at=database_now() + timedelta(days=9),
+            planned_from=long_ago,
+            planned_zones="2019a",
+        )
+        node = make_node()
+        before = database_now()
+        Sweeper(config=CONFIG, clock=Clock()).sweep(node.pk, [], 0.0)
+        schedule.refresh_from_db()
+        assert schedule.next_run_at is not None
+        assert schedule.next_run_at > before
+
     def test_a_node_with_older_data_leaves_it_alone(self) -> None:
         schedule = make_schedule()
         Schedule.objects.filter(pk=schedule.pk).update(

@@ -28,6 +28,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+import tzdata
+
 from distcron_app.lifecycle import TRANSITIONS
 from tests.services import PostgresCluster, RedisServer, redis_server, wait_for
 from tests.system.checker import (
@@ -296,7 +298,17 @@ class Cluster:
             "arguments": json.dumps(values.pop("arguments", {})),
             "kind": "interval" if every else "cron",
             "cron": "",
+            "cron_canonical": "",
             "timezone": "UTC",
+            "calendar_unit": "days",
+            "calendar_action": "skip",
+            "gap": "shift",
+            "fold": "first",
+            "spread_seconds": 0,
+            "spread_by": "hashed",
+            "spread_key": "",
+            "runs_planned": 0,
+            "planned_zones": tzdata.IANA_VERSION,
             "interval_seconds": every or None,
             "interval_anchor": first if every else None,
             "delivery": "at_most_once",

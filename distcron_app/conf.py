@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +27,10 @@ from distcron_app.errors import ConfigurationError
 __all__ = ["Config", "get_config", "problems"]
 
 LOCK_BACKENDS = ("auto", "redis", "file", "memory", "none")
+# What a lock level may be made of, besides the backend of the level "standard".
+LEVEL_PARTS = ("redis", "redlock", "file", "memory", "database")
+STANDARD = "standard"
+_LEVEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,19}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,16 @@ class Config:
     lock_backend: str = "auto"
     # Cache alias of django-redis that belongs to the locks alone.
     redis_alias: str = "distcron"
+    # Cache aliases of three or more independent Redis instances: the level "quorum".
+    quorum_aliases: tuple[str, ...] = ()
+    # Further tries of a quorum that was split between several contenders, and the pause
+    # before each, give or take half of it.
+    quorum_retries: int = 3
+    quorum_retry_delay_ms: int = 200
+    # Database alias of the level "critical"; its connection must not pass a pooling proxy.
+    lock_database: str = "default"
+    # Further levels by name, each a list of parts that must all be won, the first one first.
+    lock_levels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     # Where the file backend keeps its lock files; must be on a local disk.
     lock_directory: str = ""
     # Dead-man switch of a schedule's lock; renewed every third of it.
@@ -85,6 +100,20 @@ class Config:
         return "redis" if self.redis_alias in settings.CACHES else "file"
 
     @property
+    def levels(self) -> dict[str, tuple[str, ...]]:
+        """Return every lock level of these settings with the parts it is made of.
+
+        The names say what was configured; whether a level works here is checked elsewhere.
+        """
+        backend = self.effective_lock_backend
+        gate = "redlock" if self.quorum_aliases else backend
+        found: dict[str, tuple[str, ...]] = {STANDARD: (backend,)}
+        if self.quorum_aliases:
+            found["quorum"] = ("redlock",)
+        found["critical"] = ("database",) if gate == "none" else (gate, "database")
+        return found | dict(self.lock_levels)
+
+    @property
     def slots(self) -> int:
         """Return how many runs this node executes at once."""
         return self.processes * self.threads
@@ -103,6 +132,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "BATCH_SIZE": (1, 10_000),
     "POLL_SECONDS": (0.05, 60),
     "OUTPUT_LIMIT_BYTES": (0, 64 * 1024 * 1024),
+    "QUORUM_RETRIES": (0, 20),
+    "QUORUM_RETRY_DELAY_MS": (1, 5000),
 }
 
 
@@ -154,6 +185,8 @@ def _checked(key: str, value: Any) -> Any:
         fix = _("Did you mean %r?") % nearest[0] if nearest else _known_keys()
         raise ConfigurationError(key, _("is not a known setting."), fix)
     default = _FIELDS[key].default
+    if key == "LOCK_LEVELS":
+        return _checked_levels(key, value)
     if isinstance(default, tuple):
         return _checked_names(key, value)
     accepted: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
@@ -188,6 +221,44 @@ def _checked_names(key: str, value: Any) -> tuple[str, ...]:
         _("must be a list of strings, got %r.") % (value,),
         _('Write ["one", "two"], or [] for none.'),
     )
+
+
+def _checked_levels(key: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            key,
+            _("must be a dict of level name to list of parts, got %r.") % (value,),
+            _('Write {"critical": ["redlock", "database"]}.'),
+        )
+    return tuple((_level_name(key, name), _parts(key, name, value[name])) for name in value)
+
+
+def _level_name(key: str, name: object) -> str:
+    if not isinstance(name, str) or not _LEVEL_NAME.fullmatch(name):
+        raise ConfigurationError(
+            key,
+            _("got the level name %r.") % (name,),
+            _("Use lower-case letters, digits, '-' and '_', at most 20."),
+        )
+    if name == STANDARD:
+        raise ConfigurationError(
+            key,
+            _("the level %r is made of LOCK_BACKEND alone.") % name,
+            _("Set LOCK_BACKEND, or choose another name."),
+        )
+    return name
+
+
+def _parts(key: str, name: str, value: Any) -> tuple[str, ...]:
+    parts = _checked_names(key, value)
+    unknown = [part for part in parts if part not in LEVEL_PARTS]
+    if not parts or unknown or len(set(parts)) < len(parts):
+        raise ConfigurationError(
+            key,
+            _("level %(name)r is made of %(parts)r.") % {"name": name, "parts": list(parts)},
+            _("Name one or more of %s, each once.") % ", ".join(LEVEL_PARTS),
+        )
+    return parts
 
 
 def _known_keys() -> str:

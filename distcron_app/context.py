@@ -98,7 +98,7 @@ class JobContext:
     def check(self) -> None:
         """Raise LeaseLost when the job should stop; call it wherever stopping is safe."""
         if self.cancelled:
-            raise LeaseLost(self.run_id, self.cancel_cause)
+            raise LeaseLost(_("Run %d") % self.run_id, self.cancel_cause)
 
     def wait(self, seconds: float) -> None:
         """Block for ``seconds``; raise LeaseLost at once when the job should stop."""

@@ -8,8 +8,9 @@ DistcronError
 │   ├── DuplicateJob        two callables claim one name
 │   └── InvalidArguments    arguments do not fit the job's signature (also a ValueError)
 ├── LockError
-│   └── LockUnavailable     the lock backend did not answer, or refused
-├── LeaseLost               the run no longer owns its lease
+│   ├── LockNotAcquired     somebody else holds the lock: a normal outcome
+│   ├── LockUnavailable     the lock backend did not answer, or refused: an alarm
+│   └── LeaseLost           the lock ended before its holder did
 ├── StaleVersion            somebody else saved the row first
 └── ScheduleBusy            a run is active and the overlap policy refuses another
 """
@@ -28,6 +29,7 @@ __all__ = [
     "JobError",
     "LeaseLost",
     "LockError",
+    "LockNotAcquired",
     "LockUnavailable",
     "ScheduleBusy",
     "StaleVersion",
@@ -123,12 +125,29 @@ class LockUnavailable(LockError):
         self.cause = cause
 
 
-class LeaseLost(DistcronError):
-    """The run's lease ended before the run did; its later writes may be refused."""
+class LockNotAcquired(LockError):
+    """Somebody else holds the lock; ``holder`` is its label, ``ttl_ms`` None where unknown."""
 
-    def __init__(self, run_id: int, cause: str) -> None:
-        super().__init__(f"Run {run_id}: lease lost, {cause}. Stop as soon as it is safe.")
-        self.run_id = run_id
+    def __init__(self, name: str, holder: str = "", ttl_ms: int | None = None) -> None:
+        text = _("Lock %(name)r: held by somebody else.")
+        if holder:
+            text = _("Lock %(name)r: held by %(holder)s.")
+        super().__init__(text % {"name": name, "holder": holder})
+        self.name = name
+        self.holder = holder
+        self.ttl_ms = ttl_ms
+
+
+class LeaseLost(LockError):
+    """The lease ended before its holder did; the holder's later writes may be refused.
+
+    ``label`` says what held it, such as "Run 12".
+    """
+
+    def __init__(self, label: str, cause: str) -> None:
+        text = _("%(label)s: lease lost, %(cause)s. Stop as soon as it is safe.")
+        super().__init__(text % {"label": label, "cause": cause})
+        self.label = label
         self.cause = cause
 
 

@@ -27,6 +27,7 @@ from django.utils.translation import gettext_lazy
 from distcron_app import audit, registry
 from distcron_app.arguments import MASK
 from distcron_app.errors import TimetableError, UnknownJob
+from distcron_app.locks import level_names
 from distcron_app.models import AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
 from distcron_app.timetable.zones import zone
@@ -69,6 +70,11 @@ TIMING_FIELDS = (
 _DEFAULTED = ("calendar_unit", "calendar_action", "spread_seconds", "spread_by", "gap", "fold")
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
+_LEVEL_LABELS = {
+    "standard": gettext_lazy("standard: goes on without its lock, since the database decides"),
+    "quorum": gettext_lazy("quorum: most of the Redis instances, else it waits"),
+    "critical": gettext_lazy("critical: also a lock of the database while it runs, else it waits"),
+}
 # What the browser's own date and time picker sends and shows.
 _INSTANT_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
@@ -193,6 +199,7 @@ class ScheduleForm(TimingForm):
     is_preview = False
 
     job = forms.ChoiceField()
+    lock_level = forms.ChoiceField(required=False)
     arguments = forms.CharField(
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
@@ -203,7 +210,16 @@ class ScheduleForm(TimingForm):
     overwrite = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     class Meta(TimingForm.Meta):
-        fields = ["name", "key", "job", "arguments", *TIMING_FIELDS, "delivery", "notes"]
+        fields = [
+            "name",
+            "key",
+            "job",
+            "arguments",
+            *TIMING_FIELDS,
+            "delivery",
+            "lock_level",
+            "notes",
+        ]
         widgets = TimingForm.Meta.widgets | {
             "notes": forms.Textarea(attrs={"rows": 3, "cols": 60}),
         }
@@ -253,8 +269,9 @@ class ScheduleForm(TimingForm):
         super()._prepare()
         self._show_arguments()
         self._offer_jobs()
+        self._offer_levels()
         self.initial["seen_version"] = self.instance.version
-        for name in ("job", "arguments"):
+        for name in ("job", "arguments", "lock_level"):
             described = cast("models.Field[Any, Any]", Schedule._meta.get_field(name))
             self.fields[name].label = capfirst(described.verbose_name)
             self.fields[name].help_text = described.help_text
@@ -274,6 +291,19 @@ class ScheduleForm(TimingForm):
         field = self.fields["job"]
         assert isinstance(field, forms.ChoiceField)  # noqa: S101 - declared above
         field.choices = [("", "---------"), *offered.items()]
+
+    def _offer_levels(self) -> None:
+        offered = {name: _LEVEL_LABELS.get(name, name) for name in level_names()}
+        typed = self.data.get(self.add_prefix("lock_level"), "")
+        for name in (self.instance.lock_level, typed):
+            if name and name not in offered:
+                offered[name] = _("%s, which cannot be used here") % name
+        field = self.fields["lock_level"]
+        assert isinstance(field, forms.ChoiceField)  # noqa: S101 - declared above
+        field.choices = list(offered.items())
+
+    def clean_lock_level(self) -> str:
+        return self.cleaned_data["lock_level"] or self.instance.lock_level
 
     def _may_use(self, job: registry.Job) -> bool:
         return not job.permission or self.user is None or self.user.has_perm(job.permission)

@@ -56,7 +56,7 @@ _MORE = (
     ("spread_seconds", "spread_by"),
     "spread_key",
     ("gap", "fold"),
-    "delivery",
+    ("delivery", "lock_level"),
     "notes",
 )
 

@@ -16,6 +16,7 @@ __all__ = [
     "LockBackend",
     "LockInfo",
     "checked_ttl",
+    "named_lock_name",
     "new_owner_token",
     "schedule_lock_name",
 ]
@@ -38,14 +39,19 @@ class Lease:
 class LockInfo:
     """A held lock as people see it.
 
-    ``owner_token`` is None when it cannot be read; ``note`` is the label of the node;
-    ``ttl_ms`` is None when the lock never expires, which only a foreign hand can cause.
+    ``owner_token`` is None when it cannot be read; ``note`` is the label of the holder.
+    ``ttl_ms`` is what is left of ``granted_ms``, the TTL of the last grant; it is None when
+    the lock never expires, which only a foreign hand can cause. ``age_ms`` counts from the
+    first grant and ``renewals`` those since; all three are None where they are not known.
     """
 
     name: str
     owner_token: str | None
     note: str
     ttl_ms: int | None
+    granted_ms: int | None = None
+    age_ms: int | None = None
+    renewals: int | None = None
 
 
 class LockBackend(abc.ABC):
@@ -110,6 +116,15 @@ def schedule_lock_name(schedule_id: int) -> str:
     'schedule:42'
     """
     return f"schedule:{schedule_id:d}"
+
+
+def named_lock_name(name: str) -> str:
+    """Return the lock's name for a ``name`` that code chose; apart from those of schedules.
+
+    >>> named_lock_name("export")
+    'name:export'
+    """
+    return f"name:{name}"
 
 
 def checked_ttl(ttl_ms: int) -> int:

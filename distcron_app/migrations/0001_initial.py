@@ -140,6 +140,7 @@ class Migration(migrations.Migration):
                 ('spread_by', models.CharField(choices=[('hashed', 'the same delay each time'), ('random', 'another delay each time')], default='hashed', max_length=6, verbose_name='spread by')),
                 ('spread_key', models.CharField(blank=True, help_text='Schedules with the same key get the same delay; by default each its own.', max_length=100, verbose_name='spread key')),
                 ('delivery', models.CharField(choices=[('at_most_once', 'at most once: never started twice, may be lost'), ('at_least_once', 'at least once: run again after a crash')], default='at_most_once', help_text='What a crash in the middle means. At most once: the run is shown as lost and a person decides. At least once: it runs again, so the job must be idempotent.', max_length=20, verbose_name='delivery')),
+                ('lock_level', models.CharField(default='standard', help_text='Which lock keeps other nodes away while it runs. Standard goes on without Redis, since the database decides; the others stop until their lock can be had again.', max_length=20, verbose_name='lock level')),
                 ('notes', models.TextField(blank=True, verbose_name='notes')),
                 ('state', models.CharField(choices=[('active', 'active'), ('paused', 'paused'), ('exhausted', 'finished'), ('invalid', 'invalid')], default='active', max_length=10, verbose_name='state')),
                 ('state_reason', models.CharField(blank=True, max_length=500, verbose_name='reason')),
@@ -159,7 +160,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'schedule',
                 'verbose_name_plural': 'schedules',
                 'ordering': ['name', 'id'],
-                'permissions': [('view_dashboard', 'Can view the dashboard'), ('run_schedule', 'Can run a schedule now'), ('pause_schedule', 'Can pause and resume a schedule')],
+                'permissions': [('view_dashboard', 'Can view the dashboard'), ('run_schedule', 'Can run a schedule now'), ('pause_schedule', 'Can pause and resume a schedule'), ('view_lock', 'Can view locks'), ('force_release_lock', 'Can release a lock that somebody holds')],
             },
         ),
         migrations.AddField(

@@ -16,8 +16,10 @@ from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
 from distcron_app.clock import utc_now
+from distcron_app.conf import STANDARD
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
+from distcron_app.locks import level_problem
 from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
 from distcron_app.timetable import (
     MAX_TEXT,
@@ -272,6 +274,15 @@ class Schedule(models.Model):
             "person decides. At least once: it runs again, so the job must be idempotent."
         ),
     )
+    lock_level = models.CharField(
+        _("lock level"),
+        max_length=20,
+        default=STANDARD,
+        help_text=_(
+            "Which lock keeps other nodes away while it runs. Standard goes on without Redis, "
+            "since the database decides; the others stop until their lock can be had again."
+        ),
+    )
     notes = models.TextField(_("notes"), blank=True)
 
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.ACTIVE)
@@ -299,6 +310,8 @@ class Schedule(models.Model):
             ("view_dashboard", _("Can view the dashboard")),
             ("run_schedule", _("Can run a schedule now")),
             ("pause_schedule", _("Can pause and resume a schedule")),
+            ("view_lock", _("Can view locks")),
+            ("force_release_lock", _("Can release a lock that somebody holds")),
         ]
         indexes = [
             models.Index(fields=["state", "next_run_at"], name="distcron_schedule_due"),
@@ -373,6 +386,9 @@ class Schedule(models.Model):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
+        problem = level_problem(self.lock_level)
+        if problem:
+            problems["lock_level"] = [problem]
         if problems:
             raise ValidationError(problems)
 
@@ -466,7 +482,7 @@ class Schedule(models.Model):
             registry.get(self.job).check(self.arguments)
         except (TimetableError, UnknownJob, InvalidArguments) as error:
             return str(error)[:500]
-        return ""
+        return level_problem(self.lock_level)
 
     def _planning_values(self) -> tuple[Any, ...]:
         return tuple(self.__dict__.get(name) for name in sorted(PLANNING_FIELDS))
@@ -539,6 +555,7 @@ PERSON_FIELDS = (
     "spread_by",
     "spread_key",
     "delivery",
+    "lock_level",
     "notes",
     "state",
     "state_reason",

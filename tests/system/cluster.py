@@ -312,6 +312,7 @@ class Cluster:
             "interval_seconds": every or None,
             "interval_anchor": first if every else None,
             "delivery": "at_most_once",
+            "lock_level": "standard",
             "notes": "",
             "state": "active",
             "state_reason": "",

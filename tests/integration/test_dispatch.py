@@ -16,7 +16,7 @@ from distcron_app.errors import LockUnavailable
 from distcron_app.instants import database_now
 from distcron_app.leases import LeaseBook
 from distcron_app.lifecycle import Finished
-from distcron_app.locks import Lease, LockBackend, new_owner_token, schedule_lock_name
+from distcron_app.locks import Lease, Level, LockBackend, new_owner_token, schedule_lock_name
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.maintenance import Sweeper
 from distcron_app.models import Node, Run, Schedule
@@ -65,9 +65,12 @@ class Member:
     def __init__(self, backend: LockBackend) -> None:
         self.clock = ManualClock()
         self.row: Node = make_node()
-        self.leases = LeaseBook(backend, 15_000)
+        self.leases = LeaseBook(15_000, clock=self.clock)
         self.dispatcher = Dispatcher(
-            config=CONFIG, clock=self.clock, backend=backend, leases=self.leases
+            config=CONFIG,
+            clock=self.clock,
+            find_level=lambda name: Level(name=name, parts=("memory",), backend=backend),
+            leases=self.leases,
         )
 
     def tick(self, capacity: int = 100) -> dispatch.Tick:
@@ -209,7 +212,7 @@ class TestLocks:
         backend.is_away = True
         first, second = Member(backend), Member(backend)
         assert len(first.tick().claimed.runs) == 1
-        assert first.dispatcher.degraded_cause == "switched off by the test"
+        assert first.dispatcher.away == {"standard": "switched off by the test"}
         assert second.tick().claimed.runs == ()
         assert Run.objects.count() == 1
 
@@ -259,8 +262,7 @@ class TestLocks:
         member = Member(backend)
         member.tick()
         backend.is_away = True
-        with pytest.raises(LockUnavailable):
-            member.leases.renew()
+        assert member.leases.renew() == {}
         backend.is_away = False
         assert member.leases.renew() == {}
 

@@ -333,8 +333,12 @@ class Dispatcher:
         stood_back: list[str] = []
         for decision in decisions:
             row, grant = rows[decision.schedule_id], wanted[decision.owner_token]
-            if row.pk in here or self._may_claim(grant, granted, row.late_seconds):
+            if self._may_claim(grant, granted, row.late_seconds):
                 kept.append(decision)
+            elif row.pk in here:
+                # Only what overlaps is decided here; at a gate the lock may be ours already.
+                only_beside = grant.level.is_strict
+                kept.append(dataclasses.replace(decision, only_beside=only_beside))
             elif self._stand_back(row) and grant.level.name not in self.away:
                 stood_back.append(row.key)
         self._remember((wanted | granted)[decision.owner_token] for decision in kept)

@@ -640,3 +640,21 @@ class TestLevels:
         member.clock.ahead = 10.5
         assert set(member.leases.renew()) == {runs[guarded.pk]}
         assert member.leases.renew() == {}
+
+    def test_without_its_strict_lock_a_node_decides_only_what_overlaps(
+        self, member: Members, strict: Counting
+    ) -> None:
+        schedule = self.at("quorum", every=1, seconds_ago=2)
+        (run,) = member.tick().claimed.runs
+        lifecycle.start([run], member.row.pk)
+        # Another node took this one for dead; the job still runs here, and holds the lock.
+        Run.objects.filter(pk=run.run_id).update(state="lost")
+        soon = database_now() + timedelta(seconds=0.02)
+        Schedule.objects.filter(pk=schedule.pk).update(next_run_at=soon)
+        wait_for(lambda: database_now() > soon, timeout=5, what="the instant to be due")
+        member.clock.ahead = 1.0
+        assert member.tick().claimed == lifecycle.Claimed()
+        assert Schedule.objects.get(pk=schedule.pk).next_run_at == soon
+        Run.objects.filter(pk=run.run_id).update(state="running")
+        (skipped,) = member.tick().claimed.skipped
+        assert skipped.reason == "overlap"

@@ -15,16 +15,20 @@ from distcron_app.locks.levels import (
     level_names,
     level_problem,
 )
+from distcron_app.locks.named import Held, NamedLock, lock
 
 __all__ = [
+    "Held",
     "Lease",
     "Level",
     "LockBackend",
     "LockInfo",
+    "NamedLock",
     "get_backend",
     "get_level",
     "level_names",
     "level_problem",
+    "lock",
     "named_lock_name",
     "new_owner_token",
     "schedule_lock_name",

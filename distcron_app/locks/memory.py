@@ -15,21 +15,33 @@ __all__ = ["MemoryLockBackend"]
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Held:
     lease: Lease
+    note: str
     since: float
     granted_ms: int
     renewals: int = 0
 
 
 class MemoryLockBackend(LockBackend):
-    """Excludes threads of one process from each other; other processes see nothing."""
+    """Excludes threads of one process from each other; other processes see nothing.
+
+    The locks are those of ``beside`` where it is given, under another ``note``.
+    """
 
     name = "memory"
 
-    def __init__(self, *, note: str = "", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        note: str = "",
+        clock: Clock | None = None,
+        beside: MemoryLockBackend | None = None,
+    ) -> None:
         self._note = note
         self._clock = clock or Clock()
         self._held: dict[str, _Held] = {}
         self._mutex = threading.RLock()
+        if beside is not None:
+            self._held, self._mutex = beside._held, beside._mutex
 
     def acquire(self, wanted: Mapping[str, str], ttl_ms: int) -> dict[str, Lease]:
         """Take the free locks, as ``LockBackend.acquire`` promises."""
@@ -42,7 +54,8 @@ class MemoryLockBackend(LockBackend):
                 if self._owner(name) in (None, token)
             }
             for name, lease in won.items():
-                held = self._held.setdefault(name, _Held(lease=lease, since=now, granted_ms=ttl_ms))
+                first = _Held(lease=lease, note=self._note, since=now, granted_ms=ttl_ms)
+                held = self._held.setdefault(name, first)
                 held.lease, held.granted_ms = lease, ttl_ms
         return won
 
@@ -105,7 +118,7 @@ class MemoryLockBackend(LockBackend):
         return LockInfo(
             name=name,
             owner_token=held.lease.owner_token,
-            note=self._note,
+            note=held.note,
             ttl_ms=round((held.lease.expires_at - now) * 1000),
             granted_ms=held.granted_ms,
             age_ms=round((now - held.since) * 1000),

@@ -424,6 +424,20 @@ class TestRedisFaults:
             raise AssertionError("inside without a lock")
         assert Clock().monotonic() - started < 2
 
+    def test_fifty_threads_at_once_do_not_exhaust_the_connections(self, proxy):
+        def enter(number: int) -> None:
+            with lock(f"export {number}", ttl=60):
+                done.append(number)
+
+        done: list[int] = []
+        proxy.delay_seconds = 0.1
+        threads = [threading.Thread(target=enter, args=(number,)) for number in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(done) == list(range(50))
+
     def test_release_whose_reply_is_cut_releases(self, proxy, key):
         with lock(NAME, ttl=60):
             assert key()
@@ -461,7 +475,10 @@ class TestRedisFaults:
         reaction = Reaction("lock_renew_failed", proxy.accept)
         with reaction, lock(NAME, ttl=3) as held:
             proxy.refuse()
+            end = held._lease.expires_at
             wait_for(lambda: reaction.happened, what="the renewal that fails")
+            # Sooner than the next third of the TTL.
+            wait_for(lambda: held._lease.expires_at > end, 0.8, "the renewal after it")
             wait_until(3)
             held.check()
             assert key()

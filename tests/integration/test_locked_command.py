@@ -43,7 +43,7 @@ def environ(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def start(environ: dict[str, str]) -> Iterator[Start]:
-    """Start ``locked`` with these words; what is left is killed after the test."""
+    """Start ``locked`` with these words; it and its command are killed after the test."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*words: str, **changes: str) -> subprocess.Popen[str]:
@@ -63,8 +63,18 @@ def start(environ: dict[str, str]) -> Iterator[Start]:
 
     yield start
     for process in processes:
+        commands = commands_of(process)
         process.kill()
+        for command in commands:
+            os.killpg(command, signal.SIGKILL)
         process.communicate()
+
+
+def commands_of(process: subprocess.Popen[str]) -> list[int]:
+    if process.poll() is not None:
+        return []
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -66,7 +67,8 @@ def start(environ: dict[str, str]) -> Iterator[Start]:
         commands = commands_of(process)
         process.kill()
         for command in commands:
-            os.killpg(command, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(command, signal.SIGKILL)
         process.communicate()
 
 

@@ -126,16 +126,24 @@ class LockUnavailable(LockError):
 
 
 class LockNotAcquired(LockError):
-    """Somebody else holds the lock; ``holder`` is its label, ``ttl_ms`` None where unknown."""
+    """Somebody else holds the lock; ``holder`` is its label.
 
-    def __init__(self, name: str, holder: str = "", ttl_ms: int | None = None) -> None:
+    ``ttl_ms`` (what is left of its TTL) and ``age_ms`` are None where they are not known.
+    """
+
+    def __init__(
+        self, name: str, holder: str = "", ttl_ms: int | None = None, *, age_ms: int | None = None
+    ) -> None:
         text = _("Lock %(name)r: held by somebody else.")
         if holder:
             text = _("Lock %(name)r: held by %(holder)s.")
-        super().__init__(text % {"name": name, "holder": holder})
+        if holder and ttl_ms is not None:
+            text = _("Lock %(name)r: held by %(holder)s, TTL left %(seconds).1f s.")
+        super().__init__(text % {"name": name, "holder": holder, "seconds": (ttl_ms or 0) / 1000})
         self.name = name
         self.holder = holder
         self.ttl_ms = ttl_ms
+        self.age_ms = age_ms
 
 
 class LeaseLost(LockError):

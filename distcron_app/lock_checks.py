@@ -83,7 +83,10 @@ def _check_directory(path: str) -> Iterator[CheckMessage]:
         yield Error(
             _("DISTCRON['LOCK_DIRECTORY']: %(problem)s. No file lock can be taken there.")
             % {"problem": problem},
-            hint=_("Name a folder on a local disk that belongs to this user alone, mode 700."),
+            hint=_(
+                "Name a folder on a local disk that belongs to this user alone, mode 700, or to "
+                "the users of one group, mode 2770."
+            ),
             id=DIRECTORY_UNSUITABLE,
         )
 

@@ -371,12 +371,12 @@ class TcpProxy:
 
     def refuse(self) -> None:
         """Cut all connections and refuse new ones."""
-        if self._listener is not None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             # Wakes the thread in accept(), which close() alone does not.
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         self.cut()
 
     def cut(self) -> None:
@@ -404,10 +404,12 @@ class TcpProxy:
         while True:
             try:
                 client, _ = listener.accept()
+            except OSError:
+                # Told to refuse.
+                return
+            try:
                 server = socket.create_connection((HOST, self._target_port))
             except OSError:
-                if listener.fileno() == -1 or listener is not self._listener:
-                    return
                 _shut(client)
                 continue
             _Link(self, client, server).start()

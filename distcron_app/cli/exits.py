@@ -25,6 +25,7 @@ __all__ = [
     "DEPENDENCY_DOWN",
     "FAILED",
     "INTERRUPTED",
+    "LEASE_LOST",
     "NOT_FOUND",
     "REFUSED",
     "TIMED_OUT",
@@ -39,6 +40,7 @@ NOT_FOUND = 4
 REFUSED = 5  # no permission, busy, or not confirmed
 DEPENDENCY_DOWN = 6  # the database or the lock backend does not answer
 TIMED_OUT = 7
+LEASE_LOST = 8  # the lock ended before the command that it guards
 INTERRUPTED = 130
 
 

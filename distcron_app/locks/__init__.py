@@ -17,17 +17,21 @@ from distcron_app.locks.levels import (
     level_names,
     level_problem,
 )
+from distcron_app.locks.named import Held, NamedLock, lock
 
 __all__ = [
+    "Held",
     "Lease",
     "Level",
     "LockBackend",
     "LockInfo",
+    "NamedLock",
     "close_backends",
     "get_backend",
     "get_level",
     "level_names",
     "level_problem",
+    "lock",
     "named_lock_name",
     "new_owner_token",
     "schedule_id_of",

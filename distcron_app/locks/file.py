@@ -5,23 +5,32 @@ stale lock. Within the holder the TTL is honoured: an expired lease cannot be re
 and the holder's next call frees it. Until then the lock stays held: a paused process
 keeps its locks for as long as it lives. That is stricter than Redis, and safe.
 
-Needs a folder on a local disk that nobody else can write to, and one open file for
-each lock that is held.
+Needs a folder on a local disk, and one open file for each lock that is held. The folder
+is private (mode 700, made when it is missing), or shared by the users of one group: made
+beforehand with mode 2770, owned by root or a member. Whoever may write to it is trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
+import functools
+import grp
+import hashlib
 import json
 import os
+import pwd
+import secrets
 import stat
 import threading
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
+
+from django.utils.translation import gettext as _
 
 from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
@@ -30,20 +39,46 @@ from distcron_app.locks.base import Lease, LockBackend, LockInfo, checked_ttl
 __all__ = ["FileLockBackend", "directory_problem"]
 
 _SUFFIX = ".lock"
+# A file of a shared folder before it has its mode, its lock and its name.
+_UNFINISHED_SUFFIX = ".new"
+# Longest file name of Linux' file systems in bytes, less both suffixes and 16 random digits.
+_STEM_LENGTH = 255 - 32
+# Between the beginning of a name that is too long and its hash; quote() never writes it.
+_HASHED = "%%"
+_OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 # Each further try needs another process to release and delete the file in between.
 _ATTEMPTS = 5
 # flock on these is missing, emulated, or per machine.
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "fuse.sshfs")
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class _Held:
     lease: Lease
     fd: int
+    since: float
+    granted_ms: int
+    renewals: int = 0
+
+    def record(self, note: str) -> None:
+        """Write into the file what other processes may want to know."""
+        content = json.dumps(
+            {
+                "name": self.lease.name,
+                "owner": self.lease.owner_token,
+                "note": note,
+                "expires_at": self.lease.expires_at,
+                "granted_ms": self.granted_ms,
+                "since": self.since,
+                "renewals": self.renewals,
+            }
+        ).encode()
+        os.pwrite(self.fd, content, 0)
+        os.ftruncate(self.fd, len(content))
 
 
 class FileLockBackend(LockBackend):
-    """Locks as files in ``directory``, which is made with mode 0700 when it is missing."""
+    """Locks as files in ``directory``, which is made with mode 700 when it is missing."""
 
     name = "file"
 
@@ -60,11 +95,11 @@ class FileLockBackend(LockBackend):
         expires_at = self._clock.monotonic() + checked_ttl(ttl_ms) / 1000
         won: dict[str, Lease] = {}
         with self._answering():
-            _prepare_directory(self._directory)
+            group = _prepare_directory(self._directory)
             try:
                 for name, token in wanted.items():
                     lease = Lease(name=name, owner_token=token, expires_at=expires_at)
-                    if self._take(lease):
+                    if self._take(lease, ttl_ms, group=group):
                         won[name] = lease
             except OSError:
                 self._release(won.values())
@@ -81,7 +116,8 @@ class FileLockBackend(LockBackend):
                 if self._is_ours(lease)
             ]
             for lease in renewed:
-                self._record(lease, self._held[lease.name].fd)
+                self._held[lease.name].renewals += 1
+                self._extend(lease, ttl_ms)
         return {lease.name: lease for lease in renewed}
 
     def release(self, leases: Collection[Lease]) -> set[str]:
@@ -102,9 +138,12 @@ class FileLockBackend(LockBackend):
                 files = os.listdir(self._directory)
             except FileNotFoundError:
                 files = []
-        names = sorted(
-            unquote(file.removesuffix(_SUFFIX)) for file in files if file.endswith(_SUFFIX)
-        )
+            for file in files:
+                if file.endswith(_UNFINISHED_SUFFIX):
+                    _is_locked(os.path.join(self._directory, file))
+            names = sorted(
+                self._name(file.removesuffix(_SUFFIX)) for file in files if file.endswith(_SUFFIX)
+            )
         return list(self.inspect(names).values())
 
     def force_release(self, name: str) -> bool:
@@ -139,32 +178,41 @@ class FileLockBackend(LockBackend):
         self._held.clear()
 
     def _path(self, name: str) -> str:
-        return os.path.join(self._directory, quote(name, safe=":") + _SUFFIX)
+        stem = quote(name, safe=":")
+        if len(stem) > _STEM_LENGTH:
+            digest = hashlib.sha256(name.encode()).hexdigest()
+            stem = f"{stem[: _STEM_LENGTH - len(digest) - len(_HASHED)]}{_HASHED}{digest}"
+        return os.path.join(self._directory, stem + _SUFFIX)
 
-    def _take(self, lease: Lease) -> bool:
+    def _name(self, stem: str) -> str:
+        """Return the name of the lock whose file is called so."""
+        if _HASHED not in stem:
+            return unquote(stem)
+        content = _read(os.path.join(self._directory, stem + _SUFFIX)) or {}
+        return str(content.get("name", stem))
+
+    def _take(self, lease: Lease, ttl_ms: int, *, group: int | None) -> bool:
         if lease.name in self._held:
             if not self._is_ours(lease):
                 return False
-            self._record(lease, self._held[lease.name].fd)
+            self._extend(lease, ttl_ms)
             return True
-        fd = _open_locked(self._path(lease.name))
+        fd = _open_locked(self._path(lease.name), group)
         if fd is None:
             return False
-        self._held[lease.name] = _Held(lease, fd)
+        since = self._clock.monotonic()
+        self._held[lease.name] = _Held(lease=lease, fd=fd, since=since, granted_ms=ttl_ms)
         try:
-            self._record(lease, fd)
+            self._held[lease.name].record(self._note)
         except OSError:
             self._drop(lease.name)
             raise
         return True
 
-    def _record(self, lease: Lease, fd: int) -> None:
-        content = json.dumps(
-            {"owner": lease.owner_token, "note": self._note, "expires_at": lease.expires_at}
-        ).encode()
-        os.pwrite(fd, content, 0)
-        os.ftruncate(fd, len(content))
-        self._held[lease.name].lease = lease
+    def _extend(self, lease: Lease, ttl_ms: int) -> None:
+        held = self._held[lease.name]
+        held.lease, held.granted_ms = lease, ttl_ms
+        held.record(self._note)
 
     def _is_ours(self, lease: Lease) -> bool:
         held = self._held.get(lease.name)
@@ -195,18 +243,18 @@ class FileLockBackend(LockBackend):
         path = self._path(name)
         if name not in self._held and not _is_locked(path):
             return None
-        try:
-            with open(path, "rb") as file:
-                content = _parsed(file.read())
-        except FileNotFoundError:
+        content = _read(path)
+        if content is None:
             return None
-        expires_at = content.get("expires_at")
-        left = None if expires_at is None else expires_at - self._clock.monotonic()
+        now = self._clock.monotonic()
         return LockInfo(
             name=name,
             owner_token=content.get("owner"),
             note=content.get("note", ""),
-            ttl_ms=None if left is None else max(0, round(left * 1000)),
+            ttl_ms=_milliseconds(content.get("expires_at"), now),
+            granted_ms=content.get("granted_ms"),
+            age_ms=_milliseconds(now, content.get("since")),
+            renewals=content.get("renewals"),
         )
 
     def _sweep(self) -> None:
@@ -233,24 +281,94 @@ def directory_problem(path: str) -> str | None:
         found = os.lstat(path)
     except FileNotFoundError:
         return None
+    facts = {"path": path, "mode": f"{stat.S_IMODE(found.st_mode):o}", "kind": _filesystem(path)}
     if not stat.S_ISDIR(found.st_mode):
-        return f"{path} is not a folder"
-    if found.st_uid != os.geteuid():
-        return f"{path} belongs to user id {found.st_uid}, this process is {os.geteuid()}"
-    if found.st_mode & 0o022:
-        return f"{path} can be written by others, mode {found.st_mode & 0o777:o}; use 700"
-    kind = _filesystem(path)
-    if kind.startswith(_NETWORK_FILESYSTEMS):
-        return f"{path} is on the network file system {kind}; use a local disk"
+        return _("%(path)s is not a folder") % facts
+    if found.st_mode & stat.S_IWOTH:
+        return (
+            _(
+                "%(path)s can be written by everyone, mode %(mode)s: a stranger could plant or "
+                "hold the file of a lock, and a sticky bit would keep the users from each "
+                "other's files (fs.protected_regular); use 700 for one user, 2770 for the users "
+                "of one group"
+            )
+            % facts
+        )
+    problem = _shared_problem(path, found) if _is_shared(found) else _private_problem(path, found)
+    if problem:
+        return problem
+    if facts["kind"].startswith(_NETWORK_FILESYSTEMS):
+        return _("%(path)s is on the network file system %(kind)s; use a local disk") % facts
     return None
 
 
-def _prepare_directory(path: str) -> None:
+def _is_shared(found: os.stat_result) -> bool:
+    return bool(found.st_mode & stat.S_IWGRP)
+
+
+def _private_problem(path: str, found: os.stat_result) -> str:
+    if found.st_uid == os.geteuid():
+        return ""
+    return _(
+        "%(path)s belongs to user id %(owner)d, this process is %(user)d; to share it give it a "
+        "group of both and mode 2770"
+    ) % {"path": path, "owner": found.st_uid, "user": os.geteuid()}
+
+
+def _shared_problem(path: str, found: os.stat_result) -> str:
+    facts = {
+        "path": path,
+        "mode": f"{stat.S_IMODE(found.st_mode):o}",
+        "user": os.geteuid(),
+        "owner": found.st_uid,
+        "group": found.st_gid,
+    }
+    if stat.S_IMODE(found.st_mode) & (stat.S_ISGID | stat.S_ISVTX) != stat.S_ISGID:
+        return (
+            _(
+                "%(path)s can be written by its group, mode %(mode)s: shared it needs the setgid "
+                "bit, so that its files belong to the group, and no sticky bit; use 2770"
+            )
+            % facts
+        )
+    # Root can use the files of any group, and the ones that it makes get this group.
+    if os.geteuid() != 0 and found.st_gid not in (os.getegid(), *os.getgroups()):
+        return (
+            _(
+                "%(path)s is shared by group id %(group)d, and this process of user id %(user)d "
+                "is no member of it; add the user to the group, and start the process anew"
+            )
+            % facts
+        )
+    if found.st_uid not in (0, os.geteuid()) and not _is_member(found.st_uid, found.st_gid):
+        return (
+            _(
+                "%(path)s belongs to user id %(owner)d, who is no member of its group id "
+                "%(group)d; give it to root"
+            )
+            % facts
+        )
+    return ""
+
+
+@functools.lru_cache(maxsize=16)
+def _is_member(user: int, group: int) -> bool:
+    try:
+        known = pwd.getpwuid(user)
+        return known.pw_gid == group or known.pw_name in grp.getgrgid(group).gr_mem
+    except KeyError:
+        return False
+
+
+def _prepare_directory(path: str) -> int | None:
+    """Return the group that shares the folder, None for a private one, which is made."""
     with contextlib.suppress(FileExistsError):
         os.makedirs(path, mode=0o700)
     problem = directory_problem(path)
     if problem:
         raise LockUnavailable(FileLockBackend.name, problem)
+    found = os.lstat(path)
+    return found.st_gid if _is_shared(found) else None
 
 
 def _filesystem(path: str) -> str:
@@ -259,16 +377,21 @@ def _filesystem(path: str) -> str:
     best = ("", "")
     with contextlib.suppress(FileNotFoundError), open("/proc/self/mounts") as mounts:
         for line in mounts:
-            _, point, kind, *_ = line.split(" ")
+            _device, point, kind, *_rest = line.split(" ")
             if os.path.commonpath([point, real]) == point and len(point) >= len(best[0]):
                 best = (point, kind)
     return best[1]
 
 
-def _open_locked(path: str) -> int | None:
-    """Return an open file that this process has locked, or None when somebody else has."""
-    for _ in range(_ATTEMPTS):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _open_locked(path: str, group: int | None) -> int | None:
+    """Return an open file that this process has locked, or None when somebody else has.
+
+    ``group`` is the group that shares the folder, None for a private one.
+    """
+    for _attempt in range(_ATTEMPTS):
+        fd = _open_private(path) if group is None else _open_shared(path, group)
+        if fd is None:
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its holder may have deleted the file between open and flock.
@@ -284,6 +407,46 @@ def _open_locked(path: str) -> int | None:
     return None
 
 
+def _open_private(path: str) -> int:
+    return os.open(path, _OPEN_FLAGS | os.O_CREAT, 0o600)
+
+
+def _open_shared(path: str, group: int) -> int | None:
+    """Return the open file, made where it is missing; None when another process interfered."""
+    try:
+        fd = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        return _make_shared(path)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_gid == group:
+        return fd
+    os.close(fd)
+    # A hard link to a file of another place would be overwritten with the lock's facts.
+    raise PermissionError(errno.EPERM, _("not a lock file of the folder's group"), path)
+
+
+def _make_shared(path: str) -> int | None:
+    # The file gets its name last: with the mode that the umask took away, the others of the
+    # group could not even look whether its maker is alive.
+    unfinished = f"{path}.{secrets.token_hex(8)}{_UNFINISHED_SUFFIX}"
+    fd = os.open(unfinished, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o660)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(fd, 0o660)
+        os.link(unfinished, path)
+    except (FileExistsError, FileNotFoundError, BlockingIOError):
+        # Another process made it first, or took this one for a dead process' and deleted it.
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+    return fd
+
+
 def _is_in_place(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
@@ -294,7 +457,7 @@ def _is_in_place(fd: int, path: str) -> bool:
 def _is_locked(path: str) -> bool:
     """Tell whether a living process holds the file; delete what a dead one left behind."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, _OPEN_FLAGS)
     except FileNotFoundError:
         return False
     try:
@@ -308,13 +471,24 @@ def _is_locked(path: str) -> bool:
         os.close(fd)
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
-    # The holder may be writing at this moment.
+def _read(path: str) -> dict[str, Any] | None:
+    """Return what the holder wrote, None where the file is gone."""
     try:
-        value = json.loads(content)
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            value = json.loads(file.read())
+    except FileNotFoundError:
+        return None
     except ValueError:
+        # The holder may be writing at this moment.
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _milliseconds(end: float | None, start: float | None) -> int | None:
+    """Return the time between two monotonic seconds; 0 where it would be negative."""
+    if end is None or start is None:
+        return None
+    return max(0, round((end - start) * 1000))
 
 
 def _forget_inherited() -> None:

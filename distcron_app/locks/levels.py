@@ -34,6 +34,8 @@ _STRICT_PARTS = frozenset({"redlock", "database"})
 _LOCKING_DATABASES = ("postgresql", "mysql")
 
 _backends: dict[tuple[Config, tuple[str, ...], str], LockBackend] = {}
+# The locks of all memory backends of this process, whatever their note.
+_memory = MemoryLockBackend()
 _mutex = threading.Lock()
 
 
@@ -127,7 +129,7 @@ def _redis(config: Config, note: str) -> LockBackend:
 _BUILDERS: dict[str, Callable[[Config, str], LockBackend]] = {
     "redis": _redis,
     "file": lambda config, note: FileLockBackend(config.lock_path, note=note),
-    "memory": lambda config, note: MemoryLockBackend(note=note),
+    "memory": lambda config, note: MemoryLockBackend(note=note, beside=_memory),
     "none": lambda config, note: NoLockBackend(),
 }
 
@@ -166,7 +168,8 @@ def _forget(*, setting: str, **_facts: object) -> None:
 def _start_afresh() -> None:
     # A forked child holds none of its parent's locks, and its copy of the mutex may
     # be locked by a thread that it does not have.
-    global _mutex
+    global _memory, _mutex
+    _memory = MemoryLockBackend()
     _mutex = threading.Lock()
     _backends.clear()
 

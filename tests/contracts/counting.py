@@ -2,8 +2,9 @@
 
 Run as a program it is one more node: ``python -m tests.contracts.counting
 '{"settings": {...}, "counter": path, "times": 100}'``. With ``"hold": name`` it takes that
-lock instead, prints ``held`` and keeps it until its input ends; with ``"fork": true`` a
-forked child waits beside it.
+lock instead, prints ``held`` (or ``busy``, or the error) and keeps it until its input ends; with
+``"fork": true`` a forked child waits beside it. ``"user": [uid, gid]`` becomes that user
+first, ``"umask": 63`` takes these bits from the modes of its files.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from django.utils.translation import gettext
 
 NAME = "schedule:1"
 TTL_MS = 30_000
@@ -35,17 +38,34 @@ def main(given: dict[str, Any]) -> None:
     from django.conf import settings
 
     settings.configure(**given["settings"])
+    from distcron_app.errors import LockUnavailable
     from distcron_app.locks import get_backend, new_owner_token
 
+    if "user" in given:
+        _become(*given["user"])
+    os.umask(given.get("umask", 0o022))
     if "hold" in given:
-        assert get_backend().acquire({given["hold"]: new_owner_token()}, TTL_MS)
+        try:
+            won = get_backend().acquire({given["hold"]: new_owner_token()}, TTL_MS)
+        except LockUnavailable as error:
+            sys.exit(print(error))
         if given.get("fork") and os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
-        print("held", flush=True)
+        print("held" if won else "busy", flush=True)
         sys.stdin.read()
     else:
         count(get_backend(), Path(given["counter"]), given["times"])
+
+
+def _become(user: int, group: int) -> None:
+    # Not by starting it so: another user may not reach the interpreter, nor what it would
+    # import later.
+    gettext("")
+    if (user, group) != (os.getuid(), os.getgid()):
+        os.setgroups([group])
+        os.setgid(user)
+        os.setuid(user)
 
 
 if __name__ == "__main__":

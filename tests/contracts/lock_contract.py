@@ -104,6 +104,14 @@ class LockContract:
         assert take(other, name) == {}
         assert [info.name for info in other.held()] == [name]
 
+    @pytest.mark.parametrize("name", ["n" * 205, "ключ" * 51, "🦜" * 205])
+    def test_long_name_is_one_lock(self, backend, other, name):
+        won = take(backend, name, name[:-1])
+        assert set(won) == {name, name[:-1]}
+        assert take(other, name) == {}
+        assert {info.name for info in other.held()} == {name, name[:-1]}
+        assert backend.release(won.values()) == {name, name[:-1]}
+
     def test_release_frees_the_lock(self, backend, other):
         won = take(backend, "schedule:1")
         assert backend.release(won.values()) == {"schedule:1"}
@@ -179,6 +187,40 @@ class LockContract:
     def test_inspect_omits_free_names(self, backend):
         take(backend, "schedule:1")
         assert set(backend.inspect(["schedule:1", "schedule:2"])) == {"schedule:1"}
+
+    def test_age_counts_from_the_first_grant(self, backend, other):
+        lease = take(backend, "schedule:1")["schedule:1"]
+        first = other.inspect(["schedule:1"])["schedule:1"].age_ms
+        assert 0 <= first < 5000
+        backend.renew([lease], LONG)
+        wait_for(
+            lambda: other.inspect(["schedule:1"])["schedule:1"].age_ms >= first + 50,
+            what="the lock to get older",
+        )
+
+    def test_renewals_are_counted(self, backend, other):
+        lease = take(backend, "schedule:1")["schedule:1"]
+        assert other.inspect(["schedule:1"])["schedule:1"].renewals == 0
+        backend.renew([lease], LONG)
+        backend.renew([lease], LONG)
+        assert other.inspect(["schedule:1"])["schedule:1"].renewals == 2
+
+    def test_granted_ttl_is_that_of_the_last_grant(self, backend, other):
+        lease = take(backend, "schedule:1", ttl_ms=10_000)["schedule:1"]
+        assert other.inspect(["schedule:1"])["schedule:1"].granted_ms == 10_000
+        backend.renew([lease], LONG)
+        assert other.inspect(["schedule:1"])["schedule:1"].granted_ms == 60_000
+
+    def test_next_holder_starts_to_count_anew(self, backend, other):
+        first = take(backend, "schedule:1", ttl_ms=10_000)
+        backend.renew(first.values(), LONG)
+        wait_for(lambda: backend.held()[0].age_ms >= 100, what="the lock to get older")
+        backend.release(first.values())
+        before = Clock().monotonic()
+        take(other, "schedule:1", ttl_ms=20_000)
+        (info,) = backend.held()
+        assert (info.granted_ms, info.renewals) == (20_000, 0)
+        assert info.age_ms < (Clock().monotonic() - before) * 1000 + 50
 
     def test_held_lists_the_locks_of_all_nodes_by_name(self, backend, other):
         take(other, "schedule:2")

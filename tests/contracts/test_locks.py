@@ -189,7 +189,7 @@ class TestFileLocks(LockContract):
     def test_folder_that_others_can_write_is_refused(self, backend, folder):
         folder.mkdir()
         folder.chmod(0o777)
-        with pytest.raises(LockUnavailable, match=r"can be written by others, mode 777; use 700"):
+        with pytest.raises(LockUnavailable, match="can be written by everyone, mode 777"):
             take(backend, "schedule:1")
 
     def test_file_in_place_of_the_folder_is_refused(self, backend, folder):

@@ -239,7 +239,7 @@ def test_unsuitable_lock_folder(check, settings, tmp_path):
     tmp_path.chmod(0o777)
     settings.DISTCRON = {"LOCK_BACKEND": "file", "LOCK_DIRECTORY": str(tmp_path)}
     message = check()["distcron.E018"]
-    assert "can be written by others, mode 777; use 700" in message.msg
+    assert "can be written by everyone, mode 777" in message.msg
 
 
 def test_refused_settings_have_checks_of_their_own(check, settings):

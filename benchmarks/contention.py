@@ -1,0 +1,222 @@
+"""Nodes that contend for one schedule, each a ``manage.py runscheduler`` of its own."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks.figures import Claim, machine, verdict
+from benchmarks.servers import PostgresServer, RedisServer, until
+from benchmarks.statements import losers_statements, read_statements, shape
+
+__all__ = ["contend"]
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 180.0
+# Longer than a node's lease: only then does a sweep do all that it does for ever after.
+IDLE_SECONDS = 20.0
+LEAD_SECONDS = 5
+END_SECONDS = 60.0
+_OPTIONS = ("--processes", "1", "--log", "json")
+
+_ADD = """
+from datetime import datetime
+from distcron_app.models import Schedule
+first, last = (datetime.fromisoformat(at) for at in ({first!r}, {last!r}))
+schedule = Schedule(key="contended", name="contended", job="benchmarks.trace", kind="interval",
+                    interval_seconds=1, interval_anchor=first, starts_at=first, ends_at=last)
+schedule.full_clean()
+schedule.save()
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    scheduled_at: datetime
+    state: str
+    owner_token: str
+
+
+class _Nodes:
+    """The nodes, their logs, and the file that their jobs write to."""
+
+    def __init__(self, count: int, postgres: PostgresServer, server: RedisServer) -> None:
+        self.names = [f"node-{number}" for number in range(1, count + 1)]
+        self.folder = Path(tempfile.mkdtemp(prefix="distcron-bench-nodes-"))
+        self.trace = self.folder / "trace"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("DISTCRON_")}
+        self._env = {
+            **kept,
+            "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+            "DATABASE_URL": postgres.url,
+            "REDIS_URL": server.url,
+            "DISTCRON_BENCH_TRACE": str(self.trace),
+        }
+
+    def manage(self, *arguments: str) -> None:
+        """Run a management command to its end."""
+        subprocess.run(
+            [sys.executable, "manage.py", *arguments], cwd=ROOT, env=self._env, check=True
+        )
+
+    def start(self) -> None:
+        """Start all and wait until each is a member."""
+        for name in self.names:
+            with open(self.folder / name, "wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "manage.py", "runscheduler", "--name", name, *_OPTIONS],
+                    cwd=ROOT,
+                    # The log of statements then tells the nodes apart.
+                    env={**self._env, "PGAPPNAME": name},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+        until(lambda: self.count("started") == len(self.names), START_SECONDS, "the nodes")
+
+    def count(self, event: str) -> int:
+        """Return how often the nodes reported this event."""
+        return sum(
+            json.loads(line)["event"] == event
+            for name in self.names
+            for line in (self.folder / name).read_text().splitlines()
+            if line.startswith("{") and line.endswith("}")
+        )
+
+    def drain(self) -> None:
+        """Let the nodes end as a deployment would."""
+        for process in self._processes:
+            process.terminate()
+        codes = [process.wait() for process in self._processes]
+        if any(codes):
+            raise SystemExit(f"The nodes ended with {codes}.")
+
+    def close(self) -> None:
+        """End what is left and remove the folder."""
+        for process in self._processes:
+            if process.poll() is None:
+                # Each leads a group of its own; its workers are in it.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def contend(
+    stack: contextlib.ExitStack,
+    *,
+    nodes: int,
+    seconds: int,
+    progress: Callable[[str], None],
+    show: Callable[[str, Mapping[str, Mapping[str, float]]], None],
+) -> dict[str, Any]:
+    """Let nodes contend for a schedule that is due each second; return what they did."""
+    progress("P8: starting the servers")
+    server = stack.enter_context(RedisServer())
+    postgres = stack.enter_context(PostgresServer())
+    contenders = _Nodes(nodes, postgres, server)
+    stack.callback(contenders.close)
+    contenders.manage("migrate", "--verbosity", "0")
+    facts = machine(**_versions(server, postgres))
+    progress(f"P8: starting {nodes} nodes")
+    contenders.start()
+    progress("P8: what the nodes send while nothing is due")
+    time.sleep(IDLE_SECONDS)
+    upkeep = {shape(one.sql) for one in read_statements(postgres.statements, contenders.names)}
+    expected = _add_schedule(contenders, seconds)
+    progress(f"P8: {nodes} nodes contend for {seconds} s")
+    until(lambda: _is_over(postgres), seconds + LEAD_SECONDS + END_SECONDS, "the last run")
+    # The losers of the last instant may still be asking.
+    time.sleep(1.0)
+    statements = read_statements(postgres.statements, contenders.names)
+    contenders.drain()
+    runs = _runs(postgres)
+    tokens = [run.owner_token for run in runs if run.owner_token]
+    strays = losers_statements(statements, upkeep, tokens)
+    counted = {
+        **_counted(runs, contenders.trace, expected),
+        "losers_statements": len(strays),
+        "lost_at_the_lock": contenders.count("stood_back"),
+    }
+    show(f"P8, {nodes} nodes", {"distcron": counted})
+    return {
+        **facts,
+        "nodes": nodes,
+        "seconds": seconds,
+        **counted,
+        "statements": len(statements),
+        "losers_examples": [f"{one.at} {one.node}: {shape(one.sql)[:120]}" for one in strays[:5]],
+        **verdict(_claims(counted, seconds)),
+    }
+
+
+def _add_schedule(nodes: _Nodes, seconds: int) -> list[datetime]:
+    """Add the schedule; return the instants that it is due at."""
+    first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=LEAD_SECONDS)
+    instants = [first + timedelta(seconds=number) for number in range(seconds)]
+    code = _ADD.format(first=first.isoformat(), last=instants[-1].isoformat())
+    nodes.manage("shell", "--verbosity", "0", "--command", code)
+    return instants
+
+
+def _is_over(postgres: PostgresServer) -> bool:
+    with postgres.connect() as connection:
+        row = connection.execute(
+            "SELECT NOT EXISTS (SELECT FROM distcron_schedule WHERE next_run_at IS NOT NULL) "
+            "AND NOT EXISTS (SELECT FROM distcron_run "
+            "                WHERE state IN ('queued', 'claimed', 'running'))"
+        ).fetchone()
+    return bool(row and row[0])
+
+
+def _runs(postgres: PostgresServer) -> list[_Run]:
+    with postgres.connect() as connection:
+        rows = connection.execute("SELECT scheduled_at, state, owner_token FROM distcron_run")
+        return [_Run(scheduled_at=at, state=state, owner_token=token) for at, state, token in rows]
+
+
+def _counted(runs: Sequence[_Run], trace: Path, expected: Sequence[datetime]) -> dict[str, int]:
+    """Return the runs that succeeded, and what was doubled and lost by the jobs' own trace."""
+    lines = trace.read_text().splitlines() if trace.exists() else []
+    executed = collections.Counter(map(datetime.fromisoformat, lines))
+    return {
+        "runs": sum(run.state == "succeeded" for run in runs),
+        "doubled": executed.total() - len(executed) + len(set(executed) - set(expected)),
+        "lost": len(set(expected) - set(executed)),
+    }
+
+
+def _claims(counted: Mapping[str, int], seconds: int) -> list[Claim]:
+    return [
+        Claim(what="runs", value=counted["runs"], limit=seconds, at_least=True),
+        Claim(what="doubled", value=counted["doubled"], limit=0),
+        Claim(what="lost", value=counted["lost"], limit=0),
+        Claim(what="statements by losers", value=counted["losers_statements"], limit=0),
+    ]
+
+
+def _versions(server: RedisServer, postgres: PostgresServer) -> dict[str, str]:
+    with postgres.connect() as connection, redis.Redis.from_url(server.url) as client:
+        (text,) = connection.execute("SHOW server_version").fetchone() or ("",)
+        return {
+            "redis-server": str(client.info("server")["redis_version"]),
+            "postgresql": re.split(r"\s", text)[0],
+        }

@@ -48,7 +48,6 @@ schedule.save()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    scheduled_at: datetime
     state: str
     owner_token: str
 
@@ -139,18 +138,14 @@ def contend(
     progress(f"P8: starting {nodes} nodes")
     contenders.start()
     progress("P8: what the nodes send while nothing is due")
-    time.sleep(IDLE_SECONDS)
-    upkeep = {shape(one.sql) for one in read_statements(postgres.statements, contenders.names)}
-    expected = _add_schedule(contenders, seconds)
+    upkeep = _upkeep(contenders, postgres)
     progress(f"P8: {nodes} nodes contend for {seconds} s")
-    until(lambda: _is_over(postgres), seconds + LEAD_SECONDS + END_SECONDS, "the last run")
-    # The losers of the last instant may still be asking.
-    time.sleep(1.0)
+    expected = _add_schedule(contenders, seconds)
+    _wait_for_the_end(postgres, expected[-1])
     statements = read_statements(postgres.statements, contenders.names)
     contenders.drain()
     runs = _runs(postgres)
-    tokens = [run.owner_token for run in runs if run.owner_token]
-    strays = losers_statements(statements, upkeep, tokens)
+    strays = losers_statements(statements, upkeep, [run.owner_token for run in runs])
     counted = {
         **_counted(runs, contenders.trace, expected),
         "losers_statements": len(strays),
@@ -168,6 +163,12 @@ def contend(
     }
 
 
+def _upkeep(nodes: _Nodes, postgres: PostgresServer) -> set[str]:
+    """Return the shapes of what the nodes have sent without anything being due."""
+    time.sleep(IDLE_SECONDS)
+    return {shape(one.sql) for one in read_statements(postgres.statements, nodes.names)}
+
+
 def _add_schedule(nodes: _Nodes, seconds: int) -> list[datetime]:
     """Add the schedule; return the instants that it is due at."""
     first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=LEAD_SECONDS)
@@ -175,6 +176,14 @@ def _add_schedule(nodes: _Nodes, seconds: int) -> list[datetime]:
     code = _ADD.format(first=first.isoformat(), last=instants[-1].isoformat())
     nodes.manage("shell", "--verbosity", "0", "--command", code)
     return instants
+
+
+def _wait_for_the_end(postgres: PostgresServer, last: datetime) -> None:
+    """Wait until every run has ended, and the losers of the last instant have seen so."""
+    # Asking before that would only be load.
+    time.sleep(max(0.0, (last - datetime.now(UTC)).total_seconds()))
+    until(lambda: _is_over(postgres), END_SECONDS, "the last run")
+    time.sleep(1.0)
 
 
 def _is_over(postgres: PostgresServer) -> bool:
@@ -189,8 +198,8 @@ def _is_over(postgres: PostgresServer) -> bool:
 
 def _runs(postgres: PostgresServer) -> list[_Run]:
     with postgres.connect() as connection:
-        rows = connection.execute("SELECT scheduled_at, state, owner_token FROM distcron_run")
-        return [_Run(scheduled_at=at, state=state, owner_token=token) for at, state, token in rows]
+        rows = connection.execute("SELECT state, owner_token FROM distcron_run")
+        return [_Run(state=state, owner_token=token) for state, token in rows]
 
 
 def _counted(runs: Sequence[_Run], trace: Path, expected: Sequence[datetime]) -> dict[str, int]:

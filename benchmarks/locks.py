@@ -11,8 +11,8 @@ of its own. P5 needs the packages of requirements-bench.txt.
   and a bare SET NX PX; 1,000 names in one call, beside a pipeline of SET NX PX and one by one.
 - P8: 10 nodes contend for one schedule that is due each second.
 
-A round measures each contender once, in turn, and a ratio is taken within a round, so that
-a busy machine slows both sides of it. Figures are medians over the rounds; "spread" is the
+In a round the contenders take turns, and a ratio is taken within a round, so that a busy
+machine slows both sides of it. Figures are medians over the rounds; "spread" is the
 distance of the extremes in percent of the median. Each contender makes its own token and
 its own lock object, as a caller of it would.
 """
@@ -41,7 +41,10 @@ TTL_MS = 10_000
 NAMES_IN_ONE_CALL = 1000
 # Batches in one round; one by one is slow.
 BATCHES = 5
-WARM_UP = 20
+# Locks that a contender takes before the next one has its turn, and those not counted
+# before them: pottery's threads still work for a moment after it has won.
+TURN = 20
+WARM_UP = 2
 # A Redis that has just started is kept out of a quorum for one TTL.
 ADMITTED_SECONDS = TTL_MS / 1000 + 5
 
@@ -318,10 +321,10 @@ def free_locks(
     for contender in contenders:
         until(lambda: won_once(contender), ADMITTED_SECONDS, f"{contender.name} to win")  # noqa: B023
     for done in range(options.rounds):
-        for contender in turned(contenders, done):
-            progress(f"{what}, round {done + 1}: {contender.name}")
-            for key, value in block(contender, options.samples).items():
-                found[contender.name].setdefault(key, []).append(value)
+        progress(f"{what}, round {done + 1} of {options.rounds}")
+        for name, values in one_round(turned(contenders, done), options.samples).items():
+            for key, value in values.items():
+                found[name].setdefault(key, []).append(value)
     show(what, figures(found))
     return found
 
@@ -334,28 +337,42 @@ def won_once(contender: Contender) -> bool:
     return bool(held)
 
 
-def block(contender: Contender, samples: int) -> dict[str, float]:
-    """Return the figures of so many acquires and releases of a free lock, in ms."""
-    clock = time.perf_counter
-    acquired, released = [], []
-    for _ in range(WARM_UP):
-        won_once(contender)
+def one_round(contenders: Sequence[Contender], samples: int) -> dict[str, dict[str, float]]:
+    """Return the figures of so many acquires and releases by each contender, in ms.
+
+    They take turns after a few locks each, so that a busy moment meets them all.
+    """
+    acquired: Rounds = {contender.name: [] for contender in contenders}
+    released: Rounds = {contender.name: [] for contender in contenders}
     gc.collect()
-    for _ in range(samples):
-        began = clock()
-        held = contender.acquire()
-        middle = clock()
-        if not held:
-            raise SystemExit(f"{contender.name} did not win a free lock.")
-        contender.release(held)
-        released.append((clock() - middle) * 1000)
-        acquired.append((middle - began) * 1000)
+    for begin in range(0, samples, TURN):
+        for contender in contenders:
+            for _ in range(WARM_UP):
+                won_once(contender)
+            for _ in range(min(TURN, samples - begin)):
+                took, gave = timed(contender)
+                acquired[contender.name].append(took)
+                released[contender.name].append(gave)
     return {
-        "acquire_p50": percentile(acquired, 50),
-        "acquire_p99": percentile(acquired, 99),
-        "release_p50": percentile(released, 50),
-        "release_p99": percentile(released, 99),
+        name: {
+            "acquire_p50": percentile(acquired[name], 50),
+            "acquire_p99": percentile(acquired[name], 99),
+            "release_p50": percentile(released[name], 50),
+            "release_p99": percentile(released[name], 99),
+        }
+        for name in acquired
     }
+
+
+def timed(contender: Contender) -> tuple[float, float]:
+    """Return how long one acquire of a free lock and its release took, in ms."""
+    began = time.perf_counter()
+    held = contender.acquire()
+    middle = time.perf_counter()
+    if not held:
+        raise SystemExit(f"{contender.name} did not win a free lock.")
+    contender.release(held)
+    return (middle - began) * 1000, (time.perf_counter() - middle) * 1000
 
 
 def turned(contenders: Sequence[Any], by: int) -> list[Any]:

@@ -216,10 +216,12 @@ def many_locks(server: RedisServer, options: argparse.Namespace) -> Rounds:
     rates: Rounds = {way.name: [] for way in ways}
     names = [f"schedule:{number}" for number in range(NAMES_IN_ONE_CALL)]
     for done in range(options.rounds):
-        for way in turned(ways, done):
-            progress(f"P6, {NAMES_IN_ONE_CALL} names, round {done + 1}: {way.name}")
-            took = [batch_seconds(client, way, names) for _ in range(BATCHES)]
-            rates[way.name].append(NAMES_IN_ONE_CALL / percentile(took, 50))
+        progress(f"P6, {NAMES_IN_ONE_CALL} names, round {done + 1} of {options.rounds}")
+        took: Rounds = {way.name: [] for way in ways}
+        for way in turned(ways, done) * BATCHES:
+            took[way.name].append(batch_seconds(client, way, names))
+        for name, seconds in took.items():
+            rates[name].append(NAMES_IN_ONE_CALL / percentile(seconds, 50))
     show("names/s", {name: {"median": summary(each).median} for name, each in rates.items()})
     return rates
 

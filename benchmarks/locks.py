@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import django
 import redis
 from django.conf import settings
 
@@ -302,6 +303,7 @@ def use_servers(servers: Mapping[str, RedisServer]) -> None:
     caches = {alias: cache_settings(server.url)["distcron"] for alias, server in servers.items()}
     if not settings.configured:
         settings.configure(CACHES={}, DISTCRON={})
+        django.setup()
     override_settings(CACHES=caches).enable()
 
 

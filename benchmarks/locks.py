@@ -6,7 +6,7 @@ Prints one JSON line for each target, and a table for people on stderr. It start
 of its own. P5 needs the packages of requirements-bench.txt.
 
 - P5: a free lock of the level "quorum" over 3 and over 5 Redis instances, beside redlock-py
-  and pottery.
+  and pottery, and a bare SET NX PX to all instances, which is what the machine allows.
 - P6: a free lock of the level "standard", beside redis-py's Lock, django-redis' cache.lock
   and a bare SET NX PX; 1,000 names in one call, beside a pipeline of SET NX PX and one by one.
 - P8: 10 nodes contend for one schedule that is due each second.
@@ -139,7 +139,25 @@ def quorum_contenders(servers: Sequence[RedisServer]) -> list[Contender]:
         leased(get_level("quorum", config=config).backend),
         Contender("redlock-py", lambda: manager.lock("redlock-py", TTL_MS), manager.unlock),
         Contender("pottery", pottery, lambda lock: lock.release()),
+        bare_fanout(servers),
     ]
+
+
+def bare_fanout(servers: Sequence[RedisServer]) -> Contender:
+    """Return a SET NX PX that is sent to all instances before the first reply is read."""
+    connections = [
+        redis.Redis.from_url(server.url).connection_pool.get_connection() for server in servers
+    ]
+
+    def ask(*command: str | int) -> list[Any]:
+        for connection in connections:
+            connection.send_command(*command)
+        return [connection.read_response() for connection in connections]
+
+    def acquire() -> bool:
+        return all(ask("SET", "bare", secrets.token_hex(16), "NX", "PX", TTL_MS))
+
+    return Contender("SET NX PX to all", acquire, lambda _: ask("DEL", "bare"))
 
 
 def quorum_claims(acquired: Mapping[str, Sequence[float]]) -> list[Claim]:

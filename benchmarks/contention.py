@@ -90,7 +90,13 @@ class _Nodes:
                     start_new_session=True,
                 )
             self._processes.append(process)
-        until(lambda: self.count("started") == len(self.names), START_SECONDS, "the nodes")
+        until(self._are_all_members, START_SECONDS, "the nodes")
+
+    def _are_all_members(self) -> bool:
+        for name, process in zip(self.names, self._processes, strict=True):
+            if process.poll() is not None:
+                raise SystemExit(f"{name} ended:\n{(self.folder / name).read_text()}")
+        return self.count("started") == len(self.names)
 
     def count(self, event: str) -> int:
         """Return how often the nodes reported this event."""

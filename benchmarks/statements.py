@@ -1,9 +1,9 @@
 """Who sent which statement to PostgreSQL, read from a log of all of them.
 
 A statement belongs to the winner of a run when the session sent it between the first
-transaction that names the run's owner token and the last one. It is upkeep when a node
-sends the like while nothing is due: heartbeats, sweeps, the read of due schedules and of
-queued runs. Whatever is neither was sent by a node that had lost.
+transaction that bears the run's mark, such as its owner token, and the last one. It is
+upkeep when a node sends the like while nothing is due: heartbeats, sweeps, the read of
+due schedules and of queued runs. Whatever is neither was sent by a node that had lost.
 """
 
 from __future__ import annotations
@@ -55,16 +55,19 @@ def read_statements(log: Path, nodes: Collection[str]) -> list[Statement]:
 
 
 def losers_statements(
-    statements: Iterable[Statement], upkeep: Collection[str], owner_tokens: Collection[str]
+    statements: Iterable[Statement], upkeep: Collection[str], marks: Collection[tuple[str, str]]
 ) -> list[Statement]:
-    """Return what is neither upkeep, given as shapes, nor part of one of these runs."""
+    """Return what is neither upkeep, given as shapes, nor part of a run.
+
+    ``marks`` are the node of each run and a text that only its statements contain.
+    """
     sessions = collections.defaultdict(list)
     for statement in statements:
         sessions[statement.session].append(statement)
     return [
         statement
         for session in sessions.values()
-        for statement in _not_of_a_run(sorted(session, key=lambda one: one.line), owner_tokens)
+        for statement in _not_of_a_run(sorted(session, key=lambda one: one.line), marks)
         if shape(statement.sql) not in upkeep
     ]
 
@@ -79,14 +82,16 @@ def shape(sql: str) -> str:
     return re.sub(r"\?(?:, \?)+", "?", re.sub(r"\s+", " ", bare)).strip()
 
 
-def _not_of_a_run(session: Sequence[Statement], tokens: Collection[str]) -> list[Statement]:
+def _not_of_a_run(
+    session: Sequence[Statement], marks: Collection[tuple[str, str]]
+) -> list[Statement]:
     """Return the statements outside the stretches from a run's claim to its outcome."""
+    own = [text for node, text in marks if node == session[0].node]
     stretches: dict[str, list[int]] = {}
     for index, statement in enumerate(session):
-        # A run that was skipped has no token.
-        for token in filter(None, tokens):
-            if token in statement.sql:
-                stretches.setdefault(token, []).append(index)
+        for text in own:
+            if text in statement.sql:
+                stretches.setdefault(text, []).append(index)
     covered: set[int] = set()
     for indexes in stretches.values():
         first, last = (session[index].transaction for index in (indexes[0], indexes[-1]))

@@ -116,14 +116,21 @@ def test_all_that_a_winner_sends_from_the_claim_to_the_outcome_is_its_own() -> N
         ("4/4", "UPDATE run SET state = 'succeeded' WHERE owner_token = 'token-a'"),
         ("4/4", "UPDATE statistics"),
     )
-    assert losers_statements(statements, {shape(DUE)}, ["token-a"]) == []
+    assert losers_statements(statements, {shape(DUE)}, [("node-1", "token-a")]) == []
 
 
 def test_a_claim_that_inserted_no_run_is_a_losers() -> None:
     winner = sent(("4/1", DUE), ("4/2", "INSERT INTO run VALUES ('token-a')"), session="1")
     loser = sent(("5/1", DUE), ("5/2", "INSERT INTO run VALUES ('token-b')"), session="2")
-    found = losers_statements([*winner, *loser], {shape(DUE)}, ["token-a"])
+    found = losers_statements([*winner, *loser], {shape(DUE)}, [("node-1", "token-a")])
     assert [statement.sql for statement in found] == ["INSERT INTO run VALUES ('token-b')"]
+
+
+def test_a_mark_counts_only_for_the_node_of_its_run() -> None:
+    statements = sent(("4/2", "INSERT INTO run VALUES ('2026-11-29 23:36:54+00:00')"))
+    mark = "2026-11-29 23:36:54+00:00"
+    assert losers_statements(statements, set(), [("node-1", mark)]) == []
+    assert losers_statements(statements, set(), [("node-2", mark)]) == statements
 
 
 def test_what_a_winner_sends_after_the_outcome_is_a_losers() -> None:
@@ -132,7 +139,7 @@ def test_what_a_winner_sends_after_the_outcome_is_a_losers() -> None:
         ("4/3", "UPDATE run SET owner_token = 'token-a'"),
         ("4/4", "SELECT who_won"),
     )
-    found = losers_statements(statements, set(), ["token-a"])
+    found = losers_statements(statements, set(), [("node-1", "token-a")])
     assert [statement.sql for statement in found] == ["SELECT who_won"]
 
 

@@ -68,6 +68,11 @@ test-newest: ## unit and integration tests on Django 6, on SQLite
 test-browser: $(VENV)/.browser ## the pages in Chromium
 	$(WITH_SERVICES) $(PY) $(PYTEST) tests/browser
 
+##@ Measure it
+.PHONY: bench-locks
+bench-locks: $(VENV)/.bench ## the locks beside their peers, a JSON line each; BENCH_ARGS=p6
+	@$(PY) -m benchmarks.locks $(BENCH_ARGS)
+
 ##@ Build it
 .PHONY: wheel clean help
 wheel: $(VENV)/.installed ## dist/distcron-….whl
@@ -84,6 +89,10 @@ $(VENV)/.installed: requirements.txt requirements-demo.txt requirements-dev.txt
 
 $(VENV)/.browser: $(VENV)/.installed requirements-browser.txt
 	sh .ci/venv $(VENV) $(PYTHON) 'django>=5.2,<6' -r requirements-browser.txt
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.installed requirements-bench.txt
+	sh .ci/venv $(VENV) $(PYTHON) 'django>=5.2,<6' -r requirements-bench.txt
 	@touch $@
 
 help:

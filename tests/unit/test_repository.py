@@ -98,7 +98,7 @@ def test_the_requirements_are_those_of_the_package_the_server_and_postgresql() -
     assert lines_of("requirements.txt") == wanted
 
 
-@pytest.mark.parametrize("extra", ["demo", "dev"])
+@pytest.mark.parametrize("extra", ["bench", "demo", "dev"])
 def test_the_requirements_of_an_extra_are_those_of_the_package(extra: str) -> None:
     assert lines_of(f"requirements-{extra}.txt") == set(project()[extra])
 

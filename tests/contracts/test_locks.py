@@ -13,7 +13,8 @@ from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.redis import RedisLockBackend
 from project.service_urls import cache_settings
 from tests.contracts.conftest import LOCK_DATABASE
-from tests.contracts.lock_contract import SHORT, LockContract, spawn_node, take
+from tests.contracts.lock_contract import LONG, SHORT, LockContract, spawn_node, take
+from tests.services import wait_for
 
 
 class RedisContract(LockContract):
@@ -34,12 +35,28 @@ class RedisContract(LockContract):
     def node_settings(self, url):
         return {"CACHES": cache_settings(url), "DISTCRON": {"NAMESPACE": "test"}}
 
+    def test_new_lock_shows_its_grant(self, backend):
+        take(backend, "schedule:1", ttl_ms=5000)
+        info = backend.inspect(["schedule:1"])["schedule:1"]
+        assert (info.granted_ms, info.renewals) == (5000, 0)
+        assert 0 <= info.age_ms < 1000
+
+    def test_renewed_lock_shows_the_last_grant_and_the_age_since_the_first(self, backend):
+        won = take(backend, "schedule:1", ttl_ms=5000)
+        wait_for(lambda: backend.inspect(won)["schedule:1"].age_ms >= 30, what="an age of 30 ms")
+        for _ in range(11):
+            assert set(backend.renew(won.values(), LONG)) == {"schedule:1"}
+        info = backend.inspect(["schedule:1"])["schedule:1"]
+        assert (info.granted_ms, info.renewals, info.note) == (60_000, 11, "node-a")
+        assert 30 <= info.age_ms < 1000
+        assert 59_000 < info.ttl_ms <= 60_000
+
     def test_index_drops_what_expired(self, backend, server):
         lease = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
         self.wait_until_expired(lease, backend)
         take(backend, "schedule:2")
         with server.client(LOCK_DATABASE) as client:
-            assert client.zrange("test:{lock}-index", 0, -1) == [b"test:{lock}:schedule:2"]
+            assert client.zrange("{test:lock}-index", 0, -1) == [b"{test:lock}:schedule:2"]
 
     def test_released_locks_leave_nothing_behind(self, backend, server):
         backend.release(take(backend, "schedule:1").values())

@@ -15,7 +15,7 @@ from tests.contracts.conftest import LOCK_DATABASE
 from tests.contracts.lock_contract import LONG, take
 from tests.services import redis_server, tcp_proxy, wait_for
 
-KEY = "test:{lock}:schedule:1"
+KEY = "{test:lock}:schedule:1"
 UNKNOWN = Lease(name="schedule:1", owner_token="f00d", expires_at=0.0)
 
 
@@ -49,7 +49,7 @@ def test_acquire_whose_reply_is_lost_still_wins(proxied, proxy, client):
     proxy.drop_next_reply(b"EVAL")
     won = take(proxied, "schedule:1")
     assert proxy.dropped == 1
-    assert client.get(KEY).decode() == f"{won['schedule:1'].owner_token}|node-a"
+    assert client.get(KEY).startswith(won["schedule:1"].owner_token.encode())
 
 
 def test_renew_whose_reply_is_lost_still_renews(proxied, proxy):
@@ -201,13 +201,16 @@ def test_clearing_the_default_cache_frees_no_lock(backend, own_redis, settings):
 
 
 def test_values_are_plain_text(backend, client):
-    won = take(backend, "schedule:1")
-    assert client.get(KEY) == f"{won['schedule:1'].owner_token}|node-a".encode()
+    lease = take(backend, "schedule:1")["schedule:1"]
+    seconds, microseconds = client.time()
+    token, granted_at, *rest = client.get(KEY).decode().split("|")
+    assert (token, rest) == (lease.owner_token, ["60000", "0", "node-a"])
+    assert 0 <= seconds * 1000 + microseconds // 1000 - int(granted_at) < 1000
 
 
 def test_keys_are_built_from_ids(backend, client):
     take(backend, schedule_lock_name(42))
-    assert sorted(client.keys()) == [b"test:{lock}-index", b"test:{lock}:schedule:42"]
+    assert sorted(client.keys()) == [b"{test:lock}-index", b"{test:lock}:schedule:42"]
 
 
 def test_every_lock_has_a_ttl(backend, client):

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from distcron_app.conf import Config, get_config
 from distcron_app.errors import ConfigurationError
 from distcron_app.locks.file import directory_problem
-from distcron_app.locks.redis import pool_timeouts
+from distcron_app.locks.link import pool_timeouts
 
 __all__ = ["check_lock_settings"]
 

@@ -20,7 +20,7 @@ from redis.exceptions import (
     SlotNotCoveredError,
 )
 from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
@@ -31,6 +31,11 @@ __all__ = ["Link", "pool_timeouts"]
 
 # A second try only while the whole call stays near one second.
 _RETRY_WITHIN_SECONDS = 0.6
+# How long a kept connection may go without asking the sentinels whether its server is
+# still the primary. A planned failover leaves the old one writable for some 8 seconds.
+_PRIMARY_SECONDS = 1.0
+# And the pause after they did not answer, since asking may block.
+_SENTINELS_AWAY_SECONDS = 30.0
 # What redis-py raises when the request may not have been carried out.
 _NO_ANSWER = (redis.ConnectionError, redis.TimeoutError, RedisClusterException, OSError)
 
@@ -97,18 +102,19 @@ class Link:
         started = self._clock.monotonic()
         try:
             try:
-                return self._ask_once(commands)
+                return self._ask_once(commands, started)
             except _NO_ANSWER:
-                if self._clock.monotonic() - started > _RETRY_WITHIN_SECONDS:
+                now = self._clock.monotonic()
+                if now - started > _RETRY_WITHIN_SECONDS:
                     raise
-                return self._ask_once(commands)
+                return self._ask_once(commands, now)
         except (redis.RedisError, RedisClusterException, OSError) as error:
             raise self._unavailable(error) from error
 
-    def _ask_once(self, commands: Sequence[_Words]) -> list[Any]:
+    def _ask_once(self, commands: Sequence[_Words], now: float) -> list[Any]:
         route = self._take()
         try:
-            answers = route.ask(commands)
+            answers = route.ask(commands, now)
         except BaseException:
             # An answer may still be on its way, and would pass for that to the next call.
             route.close(broken=True)
@@ -144,7 +150,7 @@ def pool_timeouts(alias: str) -> tuple[float | None, float | None]:
 
 
 class _Route(Protocol):
-    def ask(self, commands: Sequence[_Words]) -> list[Any]: ...
+    def ask(self, commands: Sequence[_Words], now: float) -> list[Any]: ...
 
     def close(self, *, broken: bool = False) -> None: ...
 
@@ -161,7 +167,7 @@ class _ServerRoute:
         if hasattr(self, "_connection"):
             self.close()
 
-    def ask(self, commands: Sequence[_Words]) -> list[Any]:
+    def ask(self, commands: Sequence[_Words], now: float) -> list[Any]:
         connection = self._connection
         connection.send_packed_command(connection.pack_commands(commands))
         return [self._read() for _ in commands]
@@ -178,13 +184,40 @@ class _ServerRoute:
             return error
 
 
+class _SentinelRoute(_ServerRoute):
+    """A connection to the primary that the sentinels name."""
+
+    def __init__(self, pool: Any) -> None:
+        # redis-py asks a Sentinel that hangs eleven times; the next one knows as well.
+        for sentinel in pool.sentinel_manager.sentinels:
+            sentinel.set_retry(Retry(NoBackoff(), 0))
+        self._ask_sentinels_at = 0.0
+        super().__init__(pool)
+
+    def ask(self, commands: Sequence[_Words], now: float) -> list[Any]:
+        if now >= self._ask_sentinels_at:
+            self._follow_primary(now)
+        return super().ask(commands, now)
+
+    def _follow_primary(self, now: float) -> None:
+        connection = self._connection
+        self._ask_sentinels_at = now + _PRIMARY_SECONDS
+        try:
+            if self._pool.get_master_address() != (connection.host, connection.port):
+                connection.disconnect()
+                connection.connect()
+        except MasterNotFoundError:
+            # Nobody to ask, and the server itself may be well.
+            self._ask_sentinels_at = now + _SENTINELS_AWAY_SECONDS
+
+
 class _ClusterRoute:
     """The client of a Cluster, which finds the server of our slot by itself."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def ask(self, commands: Sequence[_Words]) -> list[Any]:
+    def ask(self, commands: Sequence[_Words], now: float) -> list[Any]:
         try:
             if len(commands) == 1:
                 return [self._ask_one(commands[0])]
@@ -212,11 +245,7 @@ def _route(alias: str) -> _Route:
     if isinstance(client, RedisCluster):
         return _ClusterRoute(client)
     pool = client.connection_pool
-    if isinstance(pool, SentinelConnectionPool):
-        # redis-py asks a Sentinel that hangs eleven times; the next one knows as well.
-        for sentinel in pool.sentinel_manager.sentinels:
-            sentinel.set_retry(Retry(NoBackoff(), 0))
-    return _ServerRoute(pool)
+    return _SentinelRoute(pool) if isinstance(pool, SentinelConnectionPool) else _ServerRoute(pool)
 
 
 def _evalsha(call: Call) -> _Words:

@@ -66,6 +66,19 @@ class RedisContract(LockContract):
         assert 30 <= info.age_ms < 1000
         assert 59_000 < info.ttl_ms <= 60_000
 
+    def test_holder_that_wakes_after_its_ttl_cannot_extend_the_next_one_s_lock(
+        self, backend, other, server, database
+    ):
+        """OP-23: no extension without comparing the token."""
+        late = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
+        self.wait_until_expired(late, backend)
+        lease = take(other, "schedule:1", ttl_ms=10_000)["schedule:1"]
+        assert backend.renew([late], LONG) == {}
+        with server.client(database) as client:
+            key = "{test:lock}:schedule:1"
+            assert client.get(key).startswith(lease.owner_token.encode())
+            assert client.pttl(key) <= 10_000
+
     def test_index_drops_what_expired(self, backend, server, database):
         lease = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
         self.wait_until_expired(lease, backend)

@@ -15,6 +15,7 @@ from django_redis import get_redis_connection
 from distcron_app.errors import ConfigurationError, LockUnavailable
 from distcron_app.locks import Lease, get_backend, schedule_lock_name
 from distcron_app.locks.redis import RedisLockBackend
+from project.service_urls import cache_settings
 from tests.contracts.conftest import LOCK_DATABASE
 from tests.contracts.lock_contract import LONG, take
 from tests.services import redis_server, tcp_proxy, wait_for
@@ -42,8 +43,21 @@ def proxy(own_redis):
 
 
 @pytest.fixture
-def proxied(proxy, use_redis):
-    use_redis(f"redis://127.0.0.1:{proxy.port}/{LOCK_DATABASE}")
+def proxied(proxy, use_caches):
+    """A backend behind the proxy; a link that is cut needs no time limit."""
+    return _behind(proxy, use_caches, seconds=2.0)
+
+
+@pytest.fixture
+def hasty(proxy, use_caches):
+    """A backend behind the proxy that waits half a second."""
+    return _behind(proxy, use_caches, seconds=0.5)
+
+
+def _behind(proxy, use_caches, *, seconds):
+    caches = cache_settings(f"redis://127.0.0.1:{proxy.port}/{LOCK_DATABASE}")
+    caches["distcron"]["OPTIONS"]["SOCKET_TIMEOUT"] = seconds
+    use_caches(caches)
     backend = RedisLockBackend("distcron", "test", note="node-a")
     # Redis knows the scripts from here on: the next reply is that of a script that ran.
     won = take(backend, "schedule:0")
@@ -114,27 +128,27 @@ def test_call_that_is_interrupted_does_not_answer_the_next_one(proxied, proxy):
     assert set(proxied.inspect(["schedule:1"])) == {"schedule:1"}
 
 
-def test_reply_that_never_comes_is_asked_for_once_more(proxied, proxy):
+def test_reply_that_never_comes_is_asked_for_once_more(hasty, proxy):
     proxy.drop_next_reply(b"EVAL", hang=True)
-    assert set(take(proxied, "schedule:1")) == {"schedule:1"}
+    assert set(take(hasty, "schedule:1")) == {"schedule:1"}
     assert proxy.dropped == 1
 
 
-def test_tokens_of_a_failed_acquire_are_released_at_the_next_contact(proxied, proxy, client):
+def test_tokens_of_a_failed_acquire_are_released_at_the_next_contact(hasty, proxy, client):
     proxy.delay_seconds = 1.5
     with pytest.raises(LockUnavailable):
-        take(proxied, "schedule:1")
+        take(hasty, "schedule:1")
     wait_for(lambda: client.get(KEY), what="the lock that nobody knows of")
     proxy.delay_seconds = 0
     proxy.cut()
-    take(proxied, "schedule:2")
+    take(hasty, "schedule:2")
     assert client.get(KEY) is None
 
 
-def test_one_batch_is_one_round_trip(proxied, proxy):
+def test_one_batch_is_one_round_trip(hasty, proxy):
     proxy.delay_seconds = 0.2
     started = time.monotonic()
-    assert len(take(proxied, *map(schedule_lock_name, range(1, 1201)))) == 1200
+    assert len(take(hasty, *map(schedule_lock_name, range(1, 1201)))) == 1200
     assert time.monotonic() - started < 0.4
 
 

@@ -6,10 +6,12 @@ from distcron_app.locks.base import (
     LockInfo,
     named_lock_name,
     new_owner_token,
+    schedule_id_of,
     schedule_lock_name,
 )
 from distcron_app.locks.levels import (
     Level,
+    close_backends,
     get_backend,
     get_level,
     level_names,
@@ -21,11 +23,13 @@ __all__ = [
     "Level",
     "LockBackend",
     "LockInfo",
+    "close_backends",
     "get_backend",
     "get_level",
     "level_names",
     "level_problem",
     "named_lock_name",
     "new_owner_token",
+    "schedule_id_of",
     "schedule_lock_name",
 ]

@@ -27,7 +27,7 @@ from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
 from distcron_app.locks.redis import RedisLockBackend
 
-__all__ = ["Level", "get_backend", "get_level", "level_names", "level_problem"]
+__all__ = ["Level", "close_backends", "get_backend", "get_level", "level_names", "level_problem"]
 
 # Parts that answer for the promise of their level, so nothing starts without them.
 _STRICT_PARTS = frozenset({"redlock", "database"})
@@ -151,12 +151,17 @@ def _require_timeouts(key: str, alias: str) -> None:
         )
 
 
+def close_backends() -> None:
+    """Give back what the backends of this process hold; the next use builds them anew."""
+    with _mutex:
+        for backend in _backends.values():
+            backend.close()
+        _backends.clear()
+
+
 def _forget(*, setting: str, **_facts: object) -> None:
     if setting in ("DISTCRON", "CACHES", "DATABASES"):
-        with _mutex:
-            for backend in _backends.values():
-                backend.close()
-            _backends.clear()
+        close_backends()
 
 
 def _start_afresh() -> None:

@@ -22,9 +22,10 @@ from distcron_app.locks.base import LockBackend
 from distcron_app.locks.breaker import Breaker
 from distcron_app.locks.combined import CombinedLockBackend
 from distcron_app.locks.file import FileLockBackend
+from distcron_app.locks.link import pool_timeouts
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
-from distcron_app.locks.redis import RedisLockBackend, pool_timeouts
+from distcron_app.locks.redis import RedisLockBackend
 
 __all__ = ["Level", "close_backends", "get_backend", "get_level", "level_names", "level_problem"]
 

@@ -466,9 +466,9 @@ class Cluster:
         if self.redis is None:
             return ()
         with self.redis.client() as client, contextlib.suppress(AssertionError):
-            wait_for(lambda: not client.keys("distcron:{lock}:*"), LEASE_SECONDS + 1)
+            wait_for(lambda: not client.keys("{distcron:lock}:*"), LEASE_SECONDS + 1)
         with self.redis.client() as client:
-            return tuple(map(str, client.keys("distcron:{lock}:*")))
+            return tuple(map(str, client.keys("{distcron:lock}:*")))
 
 
 def next_second(seconds_ahead: int = 0) -> datetime:

@@ -128,12 +128,12 @@ def test_a_name_and_arguments_beyond_the_basic_plane_run_like_others(cluster: Cl
     cluster.wait_for_run("rocket", state="running")
     assert cluster.redis is not None
     with cluster.redis.client() as client:
-        wait_for(lambda: client.keys("distcron:{lock}:*"), PATIENCE_SECONDS, "the lock")
-        keys = client.keys("distcron:{lock}:*")
+        wait_for(lambda: client.keys("{distcron:lock}:*"), PATIENCE_SECONDS, "the lock")
+        keys = client.keys("{distcron:lock}:*")
     cluster.gate().touch()
     run = cluster.wait_for_run("rocket", state="succeeded")
 
-    assert keys == [f"distcron:{{lock}}:schedule:{schedule}".encode()]
+    assert keys == [f"{{distcron:lock}}:schedule:{schedule}".encode()]
     assert (run["schedule_name"], run["result"]) == (name, "🚀 𝒜𝓁𝓅𝒽𝒶")
     output = cluster.database.value(
         "SELECT output FROM distcron_runoutput WHERE run_id = %s", [run["id"]]

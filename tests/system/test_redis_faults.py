@@ -108,5 +108,5 @@ def claims_with_redis(cluster: Cluster) -> None:
     assert cluster.redis is not None
     with cluster.redis.client() as client:
         wait_for(
-            lambda: client.keys("distcron:{lock}:*"), PATIENCE_SECONDS, "a lock in Redis again"
+            lambda: client.keys("{distcron:lock}:*"), PATIENCE_SECONDS, "a lock in Redis again"
         )

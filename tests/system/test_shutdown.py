@@ -41,7 +41,7 @@ def assert_it_has_left(cluster: Cluster, node: Node) -> None:
     wait_for(lambda: not node.members(), 5, "the end of the node's processes")
     assert cluster.redis is not None
     with cluster.redis.client() as client:
-        assert client.keys("distcron:{lock}:*") == []
+        assert client.keys("{distcron:lock}:*") == []
     row = cluster.node_row(node.ids()[-1])
     assert (row["state"], row["running"]) == ("left", 0)
     open_runs = [run["id"] for state in ("claimed", "running") for run in cluster.runs(state=state)]

@@ -125,7 +125,7 @@ def supervisor_services(text: str) -> list[Service]:
     Raise configparser.Error where it is no such file.
     """
     parser = configparser.ConfigParser(
-        strict=False, interpolation=None, inline_comment_prefixes=(" ;", "\t;")
+        strict=False, interpolation=None, inline_comment_prefixes=(";", "#")
     )
     parser.read_string(text)
     return [

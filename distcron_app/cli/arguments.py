@@ -403,7 +403,7 @@ VERBS = _by_name(
             name="doctor",
             help=gettext_lazy("Look for what can break the promises; exit 1 on a problem."),
             command="distcron_app.cli.doctor.show_diagnosis",
-            examples=("--redis-latency 1", "--strict --json"),
+            examples=("", "--redis-latency 1 --json"),
             add_flags=_doctor_flags,
         ),
     )

@@ -505,9 +505,7 @@ def test_what_is_for_one_machine(
     assert [(finding.subject, finding.level) for finding in found] == expected
 
 
-@pytest.mark.parametrize(
-    ("limit", "level"), [(1024, OK), (256, OK), (255, WARNING), (-1, OK)]
-)
+@pytest.mark.parametrize(("limit", "level"), [(1024, OK), (256, OK), (255, WARNING), (-1, OK)])
 def test_open_files(limit: int, level: str) -> None:
     assert judge_open_files(limit, 256).level == level
 
@@ -641,9 +639,7 @@ def test_the_supervisor_file_that_is_shipped_waits_long_enough() -> None:
         ({"stopwaitsecs": "45", "stopsignal": "SIGKILL"}, "stopping.signal", PROBLEM),
     ],
 )
-def test_supervisor_must_wait_for_the_drain(
-    changes: dict[str, str], code: str, level: str
-) -> None:
+def test_supervisor_must_wait_for_the_drain(changes: dict[str, str], code: str, level: str) -> None:
     (service,) = supervisor_services(supervisor(**changes))
 
     finding = judge_service(service, 25.0)

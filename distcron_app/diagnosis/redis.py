@@ -97,6 +97,10 @@ class _Look:
             found.extend(self._try_lock(alias))
         except _UnusableAlias as error:
             found.append(_unusable(alias, error))
+        except redis.ResponseError as error:
+            # With MISCONF already the health check of a new connection is refused.
+            self.seen.pop(alias, None)
+            found.append(_refused(alias, str(error)))
         except (redis.RedisError, OSError, LockUnavailable) as error:
             self.seen.pop(alias, None)
             found.append(_away(alias, error, is_needed=is_needed))

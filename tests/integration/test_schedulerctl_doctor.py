@@ -236,20 +236,33 @@ def test_a_replica_takes_no_locks(good_redis: RedisServer) -> None:
     assert (level(primary, "redis.role"), level(primary, "redis.replicas")) == ("ok", "warning")
 
 
-def test_a_redis_that_cannot_save_refuses_locks() -> None:
-    make_node()
+@pytest.fixture
+def unsaving_redis() -> Iterator[RedisServer]:
+    """Yield a Redis that refuses writes, since its last save has failed."""
     with redis_server("--save", "3600 1") as server:
         (server.folder / "dump.rdb").mkdir()
         with server.client() as client:
             client.bgsave()
             wait_for(lambda: client.info()["rdb_last_bgsave_status"] == "err", 30, "the save")
-        with locks_on(server.url):
-            answer = doctor()
+        yield server
 
-    assert answer.code == 1
-    assert (level(answer, "redis.saving"), level(answer, "redis.lock")) == ("problem", "problem")
-    (lock,) = [each for each in answer.data["findings"] if each["code"] == "redis.lock"]
-    assert "MISCONF" in lock["text"]
+
+@pytest.mark.parametrize("health_check_interval", [0, 15])
+def test_a_redis_that_cannot_save_refuses_locks(
+    unsaving_redis: RedisServer, health_check_interval: int
+) -> None:
+    make_node()
+    caches = cache_settings(unsaving_redis.url)
+    options = caches["distcron"]["OPTIONS"]
+    options["CONNECTION_POOL_KWARGS"]["health_check_interval"] = health_check_interval
+    with locks_on(unsaving_redis.url), override_settings(CACHES=caches):
+        answer = doctor()
+
+    assert (answer.code, level(answer, "redis.lock")) == (1, "problem")
+    # A health check is a PING, and that is refused before anything else can be asked.
+    expected = None if health_check_interval else "problem"
+    assert level(answer, "redis.saving") == expected
+    assert "MISCONF" in answer.out
 
 
 def test_a_dead_redis_is_a_finding_and_the_rest_goes_on() -> None:

@@ -193,7 +193,7 @@ def judge_connections(facts: DatabaseFacts, slots: Sequence[int]) -> list[Findin
     wanted = sum(slots) + _CONNECTIONS_OF_A_NODE * len(slots)
     used = facts.number("used_connections")
     said = {"limit": limit, "used": used, "wanted": wanted}
-    text = _("%(used)d of %(limit)d connections are used, nodes may take %(wanted)d") % said
+    text = _("%(used)d of %(limit)d connections are used, nodes need up to %(wanted)d") % said
     if wanted <= limit and used < limit * _NEARLY_FULL:
         return [Finding(code="database.connections", level=OK, text=text)]
     return [
@@ -328,7 +328,7 @@ def _replication(facts: DatabaseFacts) -> list[Finding]:
         Finding(
             code="database.replication",
             level=WARNING,
-            text=_("%d standbys, none of them synchronous") % facts.number("standbys"),
+            text=_("standbys: %d, none of them synchronous") % facts.number("standbys"),
             consequence=_(
                 "A failover may forget the newest claims, and those occurrences run again."
             ),

@@ -239,10 +239,10 @@ def judge_replicas(seen: Instance) -> list[Finding]:
     if not count or seen.text("role") != "master":
         return []
     facts = {"count": count, "least": seen.setting("min-replicas-to-write") or "0"}
-    text = _("%(count)d replicas, min-replicas-to-write %(least)s") % facts
+    text = _("replicas: %(count)d, min-replicas-to-write %(least)s") % facts
     behind = [key for key in map("slave{}".format, range(count)) if _is_behind(seen, key)]
     if behind:
-        text += ", " + _("%d of them behind") % len(behind)
+        text += ", " + _("behind: %d") % len(behind)
     if facts["least"] != "0" and not behind:
         return [Finding(code="redis.replicas", level=OK, subject=seen.subject, text=text)]
     return [
@@ -344,7 +344,7 @@ def judge_latency(subject: str, measured_ms: Sequence[float]) -> Finding:
         "p99": formats.number_format(p99, 2),
         "count": len(ordered),
     }
-    text = _("answers in %(p50)s ms, 99 %% within %(p99)s ms (%(count)d pings)") % facts
+    text = _("answers in %(p50)s ms, 99 %% within %(p99)s ms (pings: %(count)d)") % facts
     if p99 <= LATENCY_LIMIT_MS:
         return Finding(code="redis.latency", level=OK, subject=subject, text=text)
     return Finding(
@@ -384,7 +384,7 @@ def judge_stuck(subject: str, names: Sequence[str]) -> Finding:
         code="redis.stuck",
         level=WARNING,
         subject=subject,
-        text=_("%(count)d locks without a TTL: %(names)s")
+        text=_("locks without a TTL: %(count)d (%(names)s)")
         % {"count": len(names), "names": ", ".join(names[:3])},
         consequence=_("A schedule behind one is late each time; your own code waits for ever."),
         fix=_("Release them: schedulerctl locks release NAME --reason TEXT"),
@@ -412,7 +412,7 @@ def _answering(count: int, total: int) -> Finding:
         text=text,
         consequence=_("There is no majority: schedules of the level 'quorum' wait.")
         if is_lost
-        else _("Locks work; %d more may fail.") % (count - total // 2 - 1),
+        else _("Locks work. How many more may fail: %d.") % (count - total // 2 - 1),
         fix=_("Bring back the instances that do not answer."),
         is_outage=is_lost,
     )

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from distcron_app.conf import Config
 from distcron_app.diagnosis.finding import OK, PROBLEM, WARNING, Finding
@@ -116,7 +117,12 @@ def judge_clocks(offsets: Sequence[tuple[str, int]]) -> list[Finding]:
     if not within:
         return off
     said = {"count": len(within), "ms": max(within)}
-    text = _("%(count)d within %(ms)d ms of the database's clock") % said
+    message = ngettext(
+        "%(count)d clock is within %(ms)d ms of the database's",
+        "%(count)d clocks are within %(ms)d ms of the database's",
+        len(within),
+    )
+    text = message % said
     return [Finding(code="clocks.host", level=OK, text=text), *off]
 
 

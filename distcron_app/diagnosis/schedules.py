@@ -129,5 +129,5 @@ def _rest(code: str, level: str, count: int) -> list[Finding]:
 
 
 def _all_well(count: int) -> Finding:
-    text = _("%d schedules, none invalid or overdue") % count
+    text = _("%d in all, none invalid or overdue") % count
     return Finding(code="schedules.state", level=OK, text=text)

@@ -231,13 +231,13 @@ def test_without_config_the_rest_of_info_is_still_judged() -> None:
 @pytest.mark.parametrize(
     ("measured", "level", "text"),
     [
-        ([0.2] * 199 + [50.0], OK, "answers in 0.20 ms, 99 % within 0.20 ms (200 pings)"),
+        ([0.2] * 199 + [50.0], OK, "answers in 0.20 ms, 99 % within 0.20 ms (pings: 200)"),
         (
             [0.2] * 197 + [2.5] * 3,
             WARNING,
-            "answers in 0.20 ms, 99 % within 2.50 ms (200 pings)",
+            "answers in 0.20 ms, 99 % within 2.50 ms (pings: 200)",
         ),
-        ([3.0], WARNING, "answers in 3.00 ms, 99 % within 3.00 ms (1 pings)"),
+        ([3.0], WARNING, "answers in 3.00 ms, 99 % within 3.00 ms (pings: 1)"),
     ],
 )
 def test_latency_is_judged_by_the_slowest_of_a_hundred(
@@ -256,7 +256,7 @@ def test_clock_of_redis(offset: float, level: str) -> None:
 def test_locks_that_never_end() -> None:
     assert judge_stuck("distcron", []).level == OK
     finding = judge_stuck("distcron", ["a", "b", "c", "d"])
-    assert (finding.level, finding.text) == (WARNING, "4 locks without a TTL: a, b, c")
+    assert (finding.level, finding.text) == (WARNING, "locks without a TTL: 4 (a, b, c)")
 
 
 def quorum(**instances: Instance | None) -> list[Finding]:
@@ -279,7 +279,7 @@ def test_a_quorum_that_misses_one() -> None:
 
     assert bad(found) == {"quorum.instances": WARNING}
     assert found[0].text == "2 of 3 instances answer"
-    assert found[0].consequence == "Locks work; 0 more may fail."
+    assert found[0].consequence == "Locks work. How many more may fail: 0."
     assert not found[0].is_outage
 
 
@@ -424,9 +424,9 @@ def test_migrations() -> None:
 @pytest.mark.parametrize(
     ("used", "slots", "level", "text"),
     [
-        ("10", [16, 16], OK, "10 of 97 connections are used, nodes may take 36"),
-        ("10", [16] * 6, WARNING, "10 of 97 connections are used, nodes may take 108"),
-        ("88", [16], WARNING, "88 of 97 connections are used, nodes may take 18"),
+        ("10", [16, 16], OK, "10 of 97 connections are used, nodes need up to 36"),
+        ("10", [16] * 6, WARNING, "10 of 97 connections are used, nodes need up to 108"),
+        ("88", [16], WARNING, "88 of 97 connections are used, nodes need up to 18"),
     ],
 )
 def test_connections(used: str, slots: list[int], level: str, text: str) -> None:
@@ -475,7 +475,7 @@ def test_clocks_of_hosts_within_a_second_are_one_finding() -> None:
     (finding,) = judge_clocks([("this host", 3), ("web-1", -1000)])
 
     assert finding.level == OK
-    assert finding.text == "2 within 1000 ms of the database's clock"
+    assert finding.text == "2 clocks are within 1000 ms of the database's"
 
 
 def test_clocks_of_hosts_that_are_off() -> None:

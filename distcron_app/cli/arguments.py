@@ -301,6 +301,22 @@ def _nodes_flags(parser: CommandParser) -> None:
     parser.add_argument("--all", action="store_true", help=_("Also nodes that left or died."))
 
 
+def _doctor_flags(parser: CommandParser) -> None:
+    parser.add_argument("--strict", action="store_true", help=_("Exit 1 on warnings, too."))
+    parser.add_argument(
+        "--redis-latency",
+        type=seconds,
+        metavar="SECONDS",
+        help=_("Measure each Redis for this long; by default 200 answers."),
+    )
+    parser.add_argument(
+        "--supervisor-conf",
+        default="",
+        metavar="PATH",
+        help=_("A file of Supervisor, or a folder of them, besides those in /etc."),
+    )
+
+
 def _no_flags(parser: CommandParser) -> None:
     """Add nothing: the verb has only the flags of every verb."""
 
@@ -382,6 +398,13 @@ VERBS = _by_name(
             command="distcron_app.cli.health.show_status",
             examples=("", "--json"),
             add_flags=_no_flags,
+        ),
+        Verb(
+            name="doctor",
+            help=gettext_lazy("Look for what can break the promises; exit 1 on a problem."),
+            command="distcron_app.cli.doctor.show_diagnosis",
+            examples=("", "--redis-latency 1 --json"),
+            add_flags=_doctor_flags,
         ),
     )
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["cut", "display_width", "encodable", "pad", "printable"]
+__all__ = ["cut", "display_width", "encodable", "pad", "printable", "wrapped"]
 
 _EMOJI_STYLE = "\ufe0f"
 _JOINER = "\u200d"
@@ -77,6 +77,25 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
     """Return ``text`` filled with blanks to ``width`` cells; ``right`` aligns to the right."""
     blanks = " " * (width - display_width(text))
     return blanks + text if right else text + blanks
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return ``text`` in lines of at most ``width`` cells, broken between words where it can be.
+
+    >>> wrapped("no node is alive", 10)
+    ['no node is', 'alive']
+    """
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if display_width(joined) <= width:
+            lines[-1] = joined
+            continue
+        lines.append(word)
+        while display_width(lines[-1]) > width and len(lines[-1]) > 1:
+            head = cut(lines[-1], width, "") or lines[-1][0]
+            lines[-1:] = [head, lines[-1][len(head) :]]
+    return [line for line in lines if line] or [""]
 
 
 def printable(text: str) -> str:

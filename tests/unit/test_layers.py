@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
     ("operations", "keeper", "dispatch", "maintenance", "filters"),
     ("scheduler", "forms"),
+    ("diagnosis",),
     ("admin", "views", "api", "cli", "templatetags", "metrics"),
     ("management", "urls", "apps"),
 )

@@ -10,18 +10,33 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 from django.db import transaction
 
 import distcron_app
-from distcron_app.conf import Config
+from distcron_app.conf import Config, get_config
 from distcron_app.instants import DatabaseNow
 from distcron_app.models import Node
 from distcron_app.timetable import tzdata_version
 
-__all__ = ["Vitals", "declare_dead", "drain", "forget", "heartbeat", "leave", "register"]
+__all__ = [
+    "ALIVE",
+    "Vitals",
+    "computed_state",
+    "declare_dead",
+    "drain",
+    "forget",
+    "heartbeat",
+    "leave",
+    "register",
+]
+
+# What ``computed_state`` returns for a node whose lease holds.
+ALIVE = ("alive", "suspect", "draining")
+# Heartbeats of 1.5 intervals ago: one is overdue, the lease has not expired yet.
+_SUSPECT_INTERVALS = 1.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +113,21 @@ def forget(older_than: timedelta = timedelta(days=1)) -> int:
     )
     deleted, _ = gone.exclude(runs__state__in=["claimed", "running"]).delete()
     return deleted
+
+
+def computed_state(node: Node, now: datetime) -> str:
+    """Return alive, suspect, draining, left or dead, by the database's clock ``now``."""
+    if node.state not in Node.MEMBER_STATES:
+        return str(node.state)
+    if node.expires_at <= now:
+        return "dead"
+    if now - node.heartbeat_at > _suspect_after():
+        return "suspect"
+    return "draining" if node.state == Node.State.DRAINING else "alive"
+
+
+def _suspect_after() -> timedelta:
+    return timedelta(seconds=get_config().heartbeat_seconds * _SUSPECT_INTERVALS)
 
 
 def _lease(config: Config) -> timedelta:

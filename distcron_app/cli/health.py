@@ -16,7 +16,6 @@ import distcron_app
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Cell, Column, Console
 from distcron_app.cli.exits import DEPENDENCY_DOWN, FAILED, Exit
-from distcron_app.cli.membership import ALIVE, computed_state
 from distcron_app.clock import Clock
 from distcron_app.conf import get_config
 from distcron_app.errors import LockUnavailable
@@ -24,6 +23,7 @@ from distcron_app.explanations import zone_data_warning
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.locks import get_backend
 from distcron_app.models import Node, Run, Schedule
+from distcron_app.nodes import ALIVE, computed_state
 
 __all__ = ["show_status"]
 

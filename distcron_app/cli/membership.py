@@ -12,23 +12,13 @@ from django.utils.translation import gettext_lazy
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Cell, Column, Console
 from distcron_app.cli.exits import FAILED, Exit
-from distcron_app.conf import get_config
 from distcron_app.explanations import zone_data_warning
 from distcron_app.instants import database_now
 from distcron_app.models import Node
+from distcron_app.nodes import ALIVE, computed_state
 
-__all__ = ["ALIVE", "computed_state", "show_nodes"]
+__all__ = ["show_nodes"]
 
-# Heartbeats of 1.5 intervals ago: one is overdue, the lease has not expired yet.
-_SUSPECT_INTERVALS = 1.5
-ALIVE = ("alive", "suspect", "draining")
-_LABELS = {
-    "alive": gettext_lazy("alive"),
-    "suspect": gettext_lazy("SUSPECT"),
-    "draining": gettext_lazy("draining"),
-    "left": gettext_lazy("left"),
-    "dead": gettext_lazy("dead"),
-}
 _ZONE_DATA = gettext_lazy("ZONE DATA")
 _COLUMNS = (
     Column(title=gettext_lazy("STATE")),
@@ -77,25 +67,10 @@ def _columns(*, differ: bool) -> list[Column]:
     ]
 
 
-def computed_state(node: Node, now: datetime) -> str:
-    """Return alive, suspect, draining, left or dead, by the database's clock ``now``."""
-    if node.state not in Node.MEMBER_STATES:
-        return str(node.state)
-    if node.expires_at <= now:
-        return "dead"
-    if now - node.heartbeat_at > _suspect_after():
-        return "suspect"
-    return "draining" if node.state == Node.State.DRAINING else "alive"
-
-
-def _suspect_after() -> timedelta:
-    return timedelta(seconds=get_config().heartbeat_seconds * _SUSPECT_INTERVALS)
-
-
 def _row(node: Node, now: datetime, zone: str) -> list[Cell | str]:
     state = computed_state(node, now)
     return [
-        states.cell(state, _LABELS[state]),
+        states.cell(state, states.node_label(state)),
         node.name,
         f"{node.host}:{node.pid}",
         node.version,

@@ -16,6 +16,7 @@ from distcron_app.locks.levels import (
     get_level,
     level_names,
     level_problem,
+    part_backends,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "level_problem",
     "named_lock_name",
     "new_owner_token",
+    "part_backends",
     "schedule_id_of",
     "schedule_lock_name",
 ]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
+from distcron_app.conf import STANDARD
 from distcron_app.errors import ConfigurationError, LockUnavailable
 from distcron_app.lifecycle import runs_again
 from distcron_app.locks import (
@@ -102,7 +103,8 @@ class HeldLock:
 
     ``info`` is None where an active run should hold it and the lock was not seen: its
     backend does not answer, or it is gone. ``node_state`` is that of ``nodes.computed_state``,
-    empty where no node is known.
+    empty where no node is known. ``in_session`` is True where a session of the database
+    holds it.
     """
 
     name: str
@@ -114,6 +116,7 @@ class HeldLock:
     node_state: str = ""
     verdict: str = ""
     why: str = ""
+    in_session: bool = False
 
     @property
     def handle(self) -> str:
@@ -166,9 +169,11 @@ class Follow:
     holder: str
     run: str = ""
     fencing: str = ""
+    session: str = ""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(text for text in (self.holder, self.run, self.fencing) if text)
+        found = (self.holder, self.run, self.fencing, self.session)
+        return iter(text for text in found if text)
 
 
 def held_locks(now: datetime) -> Holdings:
@@ -179,12 +184,14 @@ def held_locks(now: datetime) -> Holdings:
     """
     active = _active(Run.objects.all())
     levels = [_composed(name) for name in level_names()]
-    wanted = {schedule_lock_name(run.schedule_id or 0): run for run in active}
-    parts = {
-        part: _listed(backend, _expected(part, levels, wanted))
-        for part, backend in _distinct(levels)
-    }
-    return _holdings(levels, parts, active, now)
+    parts: dict[str, _Part] = {}
+    for part, backend in _distinct(levels):
+        names = set(_expected(part, levels, active))
+        if part in _SESSION_PARTS:
+            # It knows a lock by a number, and the name once that was asked for.
+            names.update(*(each.locks for each in parts.values()))
+        parts[part] = _listed(backend, sorted(names))
+    return _holdings(_used(levels, parts), parts, active, now)
 
 
 def lock_named(name: str, now: datetime) -> Holdings:
@@ -229,18 +236,23 @@ def matching(held: Holdings, wanted: str, level: str = "") -> list[HeldLock]:
 
 def follows(lock: HeldLock) -> Follow:
     """Return what ends and what begins when a person releases ``lock`` now."""
+    session = ""
+    if lock.in_session:
+        session = _("Its database session is ended, and every other lock in it is lost as well.")
     if lock.schedule is None:
         return Follow(
+            session=session,
             holder=_(
                 "Whoever holds it learns of this when it renews, at most a third of its TTL "
                 "from now. Until then somebody else may hold it as well."
-            )
+            ),
         )
     token = lock.schedule.fencing_token + 1
     return Follow(
         holder=_holder_text(lock, token),
         run=_run_text(lock.run),
         fencing=_("The fencing token becomes %d.") % token,
+        session=session,
     )
 
 
@@ -303,45 +315,56 @@ def _composed(name: str) -> _Composed:
 
 
 def _distinct(levels: Iterable[_Composed]) -> Iterable[tuple[str, LockBackend]]:
-    return {part: each for level in levels for part, each in level.backends.items()}.items()
+    """Return each backend once by its part, those that cannot list every name last."""
+    found = {part: each for level in levels for part, each in level.backends.items()}
+    return sorted(found.items(), key=lambda item: item[0] in _SESSION_PARTS)
 
 
-def _expected(part: str, levels: Iterable[_Composed], wanted: Mapping[str, Run]) -> Collection[str]:
+def _expected(part: str, levels: Iterable[_Composed], active: Iterable[Run]) -> Iterable[str]:
     """Return the locks that active runs hold at levels with ``part``."""
     names = {level.name for level in levels if part in level.backends}
     return [
-        name
-        for name, run in wanted.items()
+        schedule_lock_name(run.schedule.pk)
+        for run in active
         if run.schedule is not None and run.schedule.lock_level in names
     ]
 
 
+def _used(levels: Sequence[_Composed], parts: Mapping[str, _Part]) -> list[_Composed]:
+    """Leave out the levels that do not work here and that no schedule asks for."""
+    silent = {level.name for level in levels if not _level_state(level, parts).answers}
+    if silent <= {STANDARD}:
+        return list(levels)
+    wanted = {
+        STANDARD,
+        *Schedule.objects.order_by().values_list("lock_level", flat=True).distinct(),
+    }
+    return [level for level in levels if level.name not in silent or level.name in wanted]
+
+
 def _listed(backend: LockBackend, expected: Collection[str]) -> _Part:
     """Read all locks of a backend, those that it cannot list by the names that are expected."""
-    try:
-        locks = {info.name: info for info in backend.held()}
-    except LockUnavailable as error:
-        return _silent(backend, error)
-    return _inspected(backend, [name for name in expected if name not in locks], locks)
+    return _asked(backend, lambda: [*_found(backend, expected), *backend.held()])
 
 
-def _inspected(
-    backend: LockBackend, names: Collection[str], listed: Mapping[str, LockInfo] | None = None
-) -> _Part:
+def _inspected(backend: LockBackend, names: Collection[str]) -> _Part:
+    return _asked(backend, lambda: _found(backend, names))
+
+
+def _found(backend: LockBackend, names: Collection[str]) -> Iterable[LockInfo]:
+    return backend.inspect(names).values() if names else ()
+
+
+def _asked(backend: LockBackend, read: Callable[[], Iterable[LockInfo]]) -> _Part:
     try:
-        locks = {**(listed or {}), **(backend.inspect(names) if names else {})}
         return _Part(
             backend=backend.name,
-            locks=locks,
+            locks={info.name: info for info in read()},
             ping_ms=backend.ping() * 1000,
             members=_members(backend),
         )
     except LockUnavailable as error:
-        return _silent(backend, error)
-
-
-def _silent(backend: LockBackend, error: LockUnavailable) -> _Part:
-    return _Part(backend=backend.name, problem=error.cause, members=_members(backend))
+        return _Part(backend=backend.name, problem=error.cause, members=_members(backend))
 
 
 def _members(backend: LockBackend) -> tuple[Member, ...]:
@@ -466,6 +489,7 @@ class _Owners:
             run=run,
             node=node,
             node_state=computed_state(node, self.now) if node else "",
+            in_session=not _SESSION_PARTS.isdisjoint(where),
         )
         verdict, why = _verdict(lock, info, where)
         return dataclasses.replace(lock, verdict=verdict, why=why)
@@ -508,16 +532,15 @@ def _verdict(lock: HeldLock, info: LockInfo, where: Mapping[str, LockInfo]) -> t
     lasting = [each for part, each in where.items() if part not in _SESSION_PARTS]
     if any(each.ttl_ms is None for each in lasting):
         return STUCK, _("It has no TTL, which only a foreign hand can cause. Release it.")
-    in_session = len(lasting) < len(where)
     facts = {"node": lock.node.name if lock.node else "", "run": lock.run.pk if lock.run else 0}
-    if in_session and lock.holder_is_alive is False:
+    if lock.in_session and lock.holder_is_alive is False:
         text = _("Node %(node)s is dead, and the database still keeps its session. Release it.")
         return STUCK, text % facts
     if lock.run and _is_of(lock.run, info) and lock.holder_is_alive:
         if lock.node_state == "suspect":
             return HEALTHY, _("Its run is active; the heartbeat of node %(node)s is late.") % facts
         return HEALTHY, _("Its run is active and its node is alive.")
-    if lock.name.startswith(_PUBLIC) and (in_session or _is_renewed(info)):
+    if lock.name.startswith(_PUBLIC) and (lock.in_session or _is_renewed(info)):
         return HEALTHY, _("Its holder keeps it.")
     why = _unrenewed(lock, info) % facts
     return EXPIRES, f"{why} {_ending(info)}"

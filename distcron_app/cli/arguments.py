@@ -410,7 +410,7 @@ VERBS = _by_name(
             name="locks",
             help=gettext_lazy("Show the locks that are held, by whom and for which run; end one."),
             command="distcron_app.cli.holding.show_locks",
-            examples=("--wide", 'release invoice-close --reason "node hangs" --yes'),
+            examples=("--wide", "--level standard --json"),
             add_flags=_locks_flags,
         ),
         Verb(

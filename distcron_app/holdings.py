@@ -28,6 +28,7 @@ from distcron_app.locks import (
     schedule_id_of,
     schedule_lock_name,
 )
+from distcron_app.locks.breaker import Breaker
 from distcron_app.models import Node, Run, Schedule
 from distcron_app.nodes import ALIVE, computed_state
 
@@ -56,7 +57,7 @@ _PREFIX_LENGTH = 8
 
 
 class Member(Protocol):
-    """One of the independent servers of a backend; ``cause`` says why it is not ok."""
+    """One of the independent servers of a backend; ``cause`` says why it is not "up"."""
 
     alias: str
     state: str
@@ -368,7 +369,8 @@ def _asked(backend: LockBackend, read: Callable[[], Iterable[LockInfo]]) -> _Par
 
 
 def _members(backend: LockBackend) -> tuple[Member, ...]:
-    return tuple(backend.members()) if isinstance(backend, _Quorate) else ()
+    guarded = backend.backend if isinstance(backend, Breaker) else backend
+    return tuple(guarded.members()) if isinstance(guarded, _Quorate) else ()
 
 
 def _holdings(

@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 import threading
+from datetime import datetime
 from typing import Any
 
 from django.utils import formats
@@ -63,32 +64,31 @@ def show_locks(console: Console, options: dict[str, Any]) -> None:
 
 def _list(console: Console, options: dict[str, Any]) -> None:
     if options["watch"] is None:
-        _show_once(console, options)
+        _show_all(console, options, holdings.held_locks(database_now()))
         return
     clock, never = Clock(), threading.Event()
     while True:
-        # Before each reading: what is older is gone from the screen, and not from a pipe.
-        if console.out.is_tty and not console.view.as_json:
-            console.out.write(_CLEAR_SCREEN, end="")
+        now = database_now()
+        held = holdings.held_locks(now)
         if not console.view.as_json:
-            console.line(_clock_text(console, options["watch"]), "grey")
+            _begin_again(console, now, options["watch"])
         try:
-            _show_once(console, options)
+            _show_all(console, options, held)
         except Exit as error:
             console.error(str(error))
         console.out.flush()
         clock.wait(never, options["watch"])
 
 
-def _clock_text(console: Console, every: float) -> str:
-    now = database_now()
+def _begin_again(console: Console, now: datetime, every: float) -> None:
+    """Clear a terminal, which then shows the newest reading; a pipe keeps all of them."""
+    if console.out.is_tty:
+        console.out.write(_CLEAR_SCREEN, end="")
     facts = {"time": times.short_moment(now, console.view.zone, now), "seconds": every}
-    return _("locks at %(time)s, every %(seconds)g s, Ctrl-C ends") % facts
+    console.line(_("locks at %(time)s, every %(seconds)g s, Ctrl-C ends") % facts, "grey")
 
 
-def _show_once(console: Console, options: dict[str, Any]) -> None:
-    now = database_now()
-    held = holdings.held_locks(now)
+def _show_all(console: Console, options: dict[str, Any], held: Holdings) -> None:
     locks = [lock for lock in held.locks if options["level"] in (None, lock.level)]
     if any(level.answers for level in held.levels):
         _show(console, held, locks)

@@ -265,7 +265,7 @@ def _holder_text(lock: HeldLock, token: int) -> str:
         return (
             _(
                 "Node %(node)s is alive and will lose the lock: its job is told to stop, and "
-                "what it still writes is refused below fencing token %(token)d."
+                "what it reports with a fencing token below %(token)d is refused."
             )
             % facts
         )
@@ -558,7 +558,7 @@ def _is_renewed(info: LockInfo) -> bool:
 def _unrenewed(lock: HeldLock, info: LockInfo) -> str:
     if lock.run is not None and not _is_of(lock.run, info):
         return _("Another owner than its active run %(run)d holds it.")
-    if lock.run is not None and lock.node is not None:
+    if lock.holder_is_alive is False:
         return _("Node %(node)s is dead, so nobody renews it.")
     if lock.schedule is not None:
         return _("No run of the schedule is active; one may just be starting or ending.")

@@ -81,6 +81,7 @@ def test_the_holder_of_a_lock_without_a_run_is_found_by_its_name(namespace: str)
 
     assert (lock.node.name if lock.node else "", lock.node_state) == ("web-3", "dead")
     assert lock.verdict == "expires"
+    assert lock.why.startswith("Node web-3 is dead, so nobody renews it.")
 
 
 def test_a_name_that_a_dead_and_a_live_node_had_is_the_live_one(namespace: str) -> None:

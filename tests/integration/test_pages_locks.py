@@ -62,7 +62,7 @@ def test_a_row_says_who_holds_it_for_which_run_and_how_it_is(
     html = page(admin_client)
     shown = words(html)
     assert "Close invoices" in shown
-    assert f"schedule:{running.schedule_id} · standard" in shown
+    assert f"schedule:{running.schedule_id} standard" in shown
     assert "web-2 alive aaaaaaaa…" in shown
     assert TOKEN not in html
     assert f'href="{running.get_absolute_url()}"' in html
@@ -134,7 +134,7 @@ def test_the_confirmation_says_what_will_happen(admin_client: Client, running: R
     html = admin_client.get(address(f"schedule:{running.schedule_id}")).text
     shown = words(html)
     assert "Node web-2 is alive and will lose the lock" in shown
-    assert "refused below fencing token 4713" in shown
+    assert "what it reports with a fencing token below 4713 is refused" in shown
     assert f"Its run {running.pk} will be shown as lost, and no node starts it again." in shown
     assert "Type close, so that no other lock is released by mistake." in shown
     assert "csrfmiddlewaretoken" in html

@@ -369,7 +369,7 @@ def _asked(backend: LockBackend, read: Callable[[], Iterable[LockInfo]]) -> _Par
 
 
 def _members(backend: LockBackend) -> tuple[Member, ...]:
-    guarded = backend.backend if isinstance(backend, Breaker) else backend
+    guarded = backend.guarded if isinstance(backend, Breaker) else backend
     return tuple(guarded.members()) if isinstance(guarded, _Quorate) else ()
 
 

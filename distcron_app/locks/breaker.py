@@ -33,8 +33,7 @@ class Breaker(LockBackend):
     def __init__(self, backend: LockBackend, *, clock: Clock | None = None) -> None:
         self.name = backend.name
         self.state = "closed"
-        # For what only some backends offer, and which needs no guard.
-        self.backend = backend
+        self._backend = backend
         self._clock = clock or Clock()
         self.since = self._clock.monotonic()
         self._failures = 0
@@ -43,35 +42,40 @@ class Breaker(LockBackend):
 
     def acquire(self, wanted: Mapping[str, str], ttl_ms: int) -> dict[str, Lease]:
         """Take the free locks, as ``LockBackend.acquire`` promises."""
-        return self._guard(lambda: self.backend.acquire(wanted, ttl_ms))
+        return self._guard(lambda: self._backend.acquire(wanted, ttl_ms))
 
     def renew(self, leases: Collection[Lease], ttl_ms: int) -> dict[str, Lease]:
         """Extend the leases that are still ours."""
-        return self._guard(lambda: self.backend.renew(leases, ttl_ms))
+        return self._guard(lambda: self._backend.renew(leases, ttl_ms))
 
     def release(self, leases: Collection[Lease]) -> set[str]:
         """End the leases that are still ours."""
-        return self._guard(lambda: self.backend.release(leases))
+        return self._guard(lambda: self._backend.release(leases))
 
     def inspect(self, names: Collection[str]) -> dict[str, LockInfo]:
         """Return the holders of those names that are held."""
-        return self._guard(lambda: self.backend.inspect(names))
+        return self._guard(lambda: self._backend.inspect(names))
 
     def held(self) -> list[LockInfo]:
         """Return all held locks."""
-        return self._guard(self.backend.held)
+        return self._guard(self._backend.held)
 
     def force_release(self, name: str) -> bool:
         """End a lock whoever owns it."""
-        return self._guard(lambda: self.backend.force_release(name))
+        return self._guard(lambda: self._backend.force_release(name))
+
+    @property
+    def guarded(self) -> LockBackend:
+        """Return the backend behind it, for what only some backends offer."""
+        return self._backend
 
     def ping(self) -> float:
         """Return how many seconds the backend took to answer."""
-        return self._guard(self.backend.ping)
+        return self._guard(self._backend.ping)
 
     def close(self) -> None:
         """Close the backend, in any state."""
-        self.backend.close()
+        self._backend.close()
 
     def _guard(self, call: Callable[[], _Answer]) -> _Answer:
         self._admit()

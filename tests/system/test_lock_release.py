@@ -141,6 +141,30 @@ def test_a_released_run_that_may_repeat_runs_again_under_a_larger_token(cluster:
     assert cluster.run(run["id"])["state"] == "succeeded"
 
 
+def test_a_node_alone_runs_a_released_run_again_once_its_first_attempt_has_ended(
+    cluster: Cluster,
+) -> None:
+    node = cluster.start_node()
+    gate = cluster.gate()
+    run = started(cluster, "alone", "hold", arguments={"gate": str(gate)}, delivery="at_least_once")
+
+    release(cluster, "alone")
+    node.wait_for_event("lease_lost", run=run["id"])
+    cluster.pass_seconds(1)
+    waiting = cluster.run(run["id"])
+    gate.with_name(f"{gate.name}-1").touch()
+    wait_for(lambda: cluster.run(run["id"])["attempt"] == 2, PATIENCE_SECONDS, "the second attempt")
+    (first,) = cluster.attempts(run["id"])
+    gate.touch()
+    done = cluster.wait_for_run("alone", state="succeeded")
+
+    assert (waiting["state"], waiting["attempt"]) == ("queued", 1)
+    assert (first["reason"], first["late_state"]) == ("released", "succeeded")
+    assert (done["attempt"], done["result"]) == (2, "held")
+    assert done["fencing_token"] > run["fencing_token"]
+    assert [mark.kind for mark in cluster.marks()] == ["begin", "effect", "begin", "effect"]
+
+
 def test_a_lock_that_somebody_else_took_is_a_warning_beside_the_success(
     cluster: Cluster,
 ) -> None:

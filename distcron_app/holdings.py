@@ -177,9 +177,11 @@ class Follow:
         return iter(text for text in found if text)
 
 
-def held_locks(now: datetime) -> Holdings:
+def held_locks(now: datetime, *, level: str = "") -> Holdings:
     """Return the locks of every level that works here; ``now`` is the database's time.
 
+    A level that does not answer and that no schedule asks for is left out, unless it is
+    ``level``.
     Blocks for one or two calls to each backend. One that does not answer makes its levels
     unknown and hides no other. Raise ConfigurationError where the settings are refused.
     """
@@ -192,7 +194,7 @@ def held_locks(now: datetime) -> Holdings:
             # It knows a lock by a number, and the name once that was asked for.
             names.update(*(each.locks for each in parts.values()))
         parts[part] = _listed(backend, sorted(names))
-    return _holdings(_used(levels, parts), parts, active, now)
+    return _holdings(_used(levels, parts, level), parts, active, now)
 
 
 def lock_named(name: str, now: datetime) -> Holdings:
@@ -331,16 +333,13 @@ def _expected(part: str, levels: Iterable[_Composed], active: Iterable[Run]) -> 
     ]
 
 
-def _used(levels: Sequence[_Composed], parts: Mapping[str, _Part]) -> list[_Composed]:
-    """Leave out the levels that do not work here and that no schedule asks for."""
+def _used(levels: Sequence[_Composed], parts: Mapping[str, _Part], named: str) -> list[_Composed]:
+    """Leave out the levels that do not answer and that neither a schedule nor a person names."""
     silent = {level.name for level in levels if not _level_state(level, parts).answers}
-    if silent <= {STANDARD}:
-        return list(levels)
-    wanted = {
-        STANDARD,
-        *Schedule.objects.order_by().values_list("lock_level", flat=True).distinct(),
-    }
-    return [level for level in levels if level.name not in silent or level.name in wanted]
+    kept = {STANDARD, named}
+    if not silent <= kept:
+        kept.update(Schedule.objects.order_by().values_list("lock_level", flat=True).distinct())
+    return [level for level in levels if level.name not in silent or level.name in kept]
 
 
 def _listed(backend: LockBackend, expected: Collection[str]) -> _Part:

@@ -64,12 +64,12 @@ def show_locks(console: Console, options: dict[str, Any]) -> None:
 
 def _list(console: Console, options: dict[str, Any]) -> None:
     if options["watch"] is None:
-        _show_all(console, options, holdings.held_locks(database_now()))
+        _show_all(console, options, _held(options, database_now()))
         return
     clock, never = Clock(), threading.Event()
     while True:
         now = database_now()
-        held = holdings.held_locks(now)
+        held = _held(options, now)
         if not console.view.as_json:
             _begin_again(console, now, options["watch"])
         try:
@@ -89,14 +89,27 @@ def _begin_again(console: Console, now: datetime, every: float) -> None:
 
 
 def _show_all(console: Console, options: dict[str, Any], held: Holdings) -> None:
-    locks = [lock for lock in held.locks if options["level"] in (None, lock.level)]
+    if options["level"]:
+        held = _only(held, options["level"])
     if any(level.answers for level in held.levels):
-        _show(console, held, locks)
+        _show(console, held)
     if held.unknown:
         raise Exit(DEPENDENCY_DOWN, _unknown_text(held))
 
 
-def _show(console: Console, held: Holdings, locks: list[HeldLock]) -> None:
+def _held(options: dict[str, Any], now: datetime) -> Holdings:
+    return holdings.held_locks(now, level=options["level"] or "")
+
+
+def _only(held: Holdings, level: str) -> Holdings:
+    return Holdings(
+        levels=tuple(each for each in held.levels if each.name == level),
+        locks=tuple(lock for lock in held.locks if lock.level == level),
+    )
+
+
+def _show(console: Console, held: Holdings) -> None:
+    locks = held.locks
     if console.view.as_json:
         console.json(
             "locks",
@@ -164,8 +177,7 @@ def _release(console: Console, options: dict[str, Any]) -> None:
 def _found(options: dict[str, Any]) -> HeldLock:
     """Return the lock that is named, held or that of an active run. Raise Exit for none."""
     wanted, level = options["name"], options["level"] or ""
-    now = database_now()
-    held = holdings.held_locks(now)
+    held = _held(options, database_now())
     locks = holdings.matching(held, wanted, level) or _of_schedule(wanted, held)
     if len(locks) == 1:
         return locks[0]

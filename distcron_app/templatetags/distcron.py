@@ -158,7 +158,10 @@ def state(value: str, label: str = "") -> str:
 @register.simple_tag
 def age(milliseconds: int | None) -> str:
     """Print for how long something lasts, a dash where that is not known."""
-    return "–" if milliseconds is None else duration(milliseconds // 1000)
+    if milliseconds is None:
+        return "–"
+    seconds = milliseconds // 1000
+    return _("%s s") % seconds if seconds < _MINUTE else _exact(seconds)
 
 
 @register.simple_tag

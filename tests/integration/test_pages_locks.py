@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from distcron_app.locks import get_backend
+from distcron_app.locks import get_backend, get_level
+from distcron_app.locks.redis import RedisLockBackend
 from distcron_app.models import Attempt, AuditEntry, Run, Schedule
 from tests.integration.lock_rows import NO_REDIS, ODD, hold, is_held, redis_locks, remove_ttl
 from tests.integration.pages_rows import VIEWS, node, run, schedule, user
@@ -36,6 +38,15 @@ def running(namespace: str) -> Run:
     active = run(own, "running", node=node("web-2"), fencing_token=4712)
     hold(f"schedule:{own.pk}", TOKEN, holder="web-2", namespace=namespace)
     return active
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """One server of a quorum, as its backend tells of it."""
+
+    alias: str
+    state: str
+    cause: str
 
 
 def page(client: Client) -> str:
@@ -104,6 +115,26 @@ def test_a_backend_that_comes_back_is_seen_by_the_next_poll(
     assert (away.status_code, back.status_code) == (200, 200)
     assert "Locks: unknown." in away.text
     assert "Locks: unknown." not in back.text
+
+
+def test_a_level_that_is_away_is_named_beside_the_locks_of_the_others(
+    admin_client: Client, settings: Any
+) -> None:
+    settings.DISTCRON = {"LOCK_BACKEND": "redis", "LOCK_LEVELS": {"local": ["memory"]}}
+    with override_settings(CACHES=NO_REDIS):
+        get_level("local").backend.acquire({"name:here": TOKEN}, 60_000)
+        shown = words(page(admin_client))
+    assert "Some locks: unknown. Level standard does not answer:" in shown
+    assert "here name:here local" in shown
+
+
+def test_the_servers_of_a_quorum_are_shown_with_their_state(
+    admin_client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = (Server("r1", "up", ""), Server("r2", "up", ""), Server("r3", "down", "Timeout"))
+    monkeypatch.setattr(RedisLockBackend, "members", lambda backend: states, raising=False)
+    shown = words(page(admin_client))
+    assert "r1 up r2 up r3 does not answer Timeout quorum 2 of 3" in shown
 
 
 def test_only_who_may_release_sees_the_button(client: Client, running: Run) -> None:

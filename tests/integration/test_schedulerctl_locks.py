@@ -104,6 +104,22 @@ class TestList:
         assert [level["answers"] for level in answer.data["levels"][:2]].count(False) == 1
         assert answer.error.startswith("Lock backend 'redis': unavailable, ConnectionError")
 
+    def test_a_level_that_answers_alone_is_no_failure(self) -> None:
+        config = {"LOCK_BACKEND": "redis", "LOCK_LEVELS": {"local": ["memory"]}}
+        with override_settings(CACHES=NO_REDIS, DISTCRON=config):
+            answer = ctl("locks", "--level", "local", "--json")
+
+        assert (answer.code, answer.error) == (0, "")
+        assert [level["name"] for level in answer.data["levels"]] == ["local"]
+
+    def test_a_level_that_is_asked_for_is_never_left_out(self) -> None:
+        config = {"LOCK_BACKEND": "memory", "LOCK_LEVELS": {"spare": ["redis"]}}
+        with override_settings(CACHES=NO_REDIS, DISTCRON=config):
+            every, spare = ctl("locks"), ctl("locks", "--level", "spare")
+
+        assert (every.code, spare.code) == (0, 6)
+        assert spare.error.startswith("Lock backend 'redis': unavailable")
+
     def test_an_unknown_level_names_the_known_ones(self, namespace: str) -> None:
         answer = ctl("locks", "--level", "stadnard")
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from distcron_app import holdings
 from distcron_app.holdings import HeldLock, follows, held_locks, lock_named, lock_of, matching
 from distcron_app.instants import database_now
 from distcron_app.locks import get_backend, get_level
+from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.models import Schedule
 from tests.integration.lock_rows import NO_REDIS, ODD, hold, redis_locks, remove_ttl
 from tests.integration.schedulerctl_builders import make_node, make_run, make_schedule
@@ -275,3 +277,37 @@ def test_a_name_that_means_two_locks_finds_both(namespace: str) -> None:
     locks = matching(held_locks(database_now()), "export")
 
     assert sorted(lock.name for lock in locks) == ["name:export", name]
+
+
+@pytest.fixture
+def in_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the memory backend count as one whose locks a database session holds."""
+    monkeypatch.setattr(holdings, "_SESSION_PARTS", frozenset({"memory"}))
+    with override_settings(DISTCRON={"LOCK_BACKEND": "memory", "NODE_NAME": "web-3"}):
+        yield
+
+
+def test_a_lock_that_a_backend_cannot_list_is_asked_for_by_name(
+    in_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryLockBackend, "held", lambda backend: [])
+    schedule, idle = make_schedule(), make_schedule("idle")
+    make_run(schedule, "running", node=make_node("web-3"))
+    names = [f"schedule:{each.pk}" for each in (schedule, idle)]
+    get_backend().acquire(dict.fromkeys(names, TOKEN), 60_000)
+
+    assert {name: lock.verdict for name, lock in found().items()} == {names[0]: "healthy"}
+
+
+def test_a_session_lock_of_a_dead_node_is_stuck(in_session: None) -> None:
+    make_node("web-3", heartbeat_age_seconds=900)
+    name = f"schedule:{make_schedule().pk}"
+    get_backend().acquire({name: TOKEN}, 60_000)
+
+    lock = found()[name]
+
+    assert (lock.verdict, lock.in_session) == ("stuck", True)
+    assert lock.why == ("Node web-3 is dead, and the database still keeps its session. Release it.")
+    assert follows(lock).session == (
+        "Its database session is ended, and every other lock in it is lost as well."
+    )

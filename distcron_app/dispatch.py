@@ -176,8 +176,15 @@ class Dispatcher:
             wait_seconds=0.0 if more and (claimed.runs or claimed.skipped) else wait,
         )
 
-    def claim_queued(self, node_id: UUID, capacity: int) -> Claimed:
-        """Claim queued runs (by hand, given back, recovered) whose time has come."""
+    def claim_queued(
+        self, node_id: UUID, capacity: int, *, still_here: Collection[int] = ()
+    ) -> Claimed:
+        """Claim queued runs (by hand, given back, recovered) whose time has come.
+
+        ``still_here`` are runs of which this node executes an attempt. One that was taken
+        from it is left to the others until that attempt has ended: a node never executes
+        two attempts of one run.
+        """
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
         found = list(
             Run.objects.queued_due(within_seconds=self._config.poll_seconds)
@@ -186,12 +193,12 @@ class Dispatcher:
             .values_list("pk", "schedule_id", "due_at", "now", "schedule__lock_level")[:limit]
         )
         self.queued_wait_seconds = self._config.poll_seconds
-        rows = [row for row in found if row[2] <= row[3]]
+        rows = [row for row in found if row[2] <= row[3] and row[0] not in still_here]
         if found:
             self._database_time = found[0][3]
-        if len(rows) < len(found):
-            _, _, due_at, now, _ = found[len(rows)]
-            self.queued_wait_seconds = (due_at - now).total_seconds()
+        ahead = next((row for row in found if row[2] > row[3]), None)
+        if ahead is not None:
+            self.queued_wait_seconds = (ahead[2] - ahead[3]).total_seconds()
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
         oldest = {row[1]: row for row in reversed(rows)}
         here = self._leases.schedules()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
-from distcron_app.models import Node, Run, Schedule
+from distcron_app.models import Attempt, Node, Run, Schedule
 from distcron_app.wording import Mark, marks
 
 __all__ = [
@@ -47,10 +47,14 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """``why`` the run is as it is; ``advice`` is for a person, "" when nothing is to do."""
+    """``why`` the run is as it is; ``advice`` is for a person, "" when nothing is to do.
+
+    ``warning`` says what went wrong beside it and did not decide its state.
+    """
 
     why: str
     advice: str = ""
+    warning: str = ""
     blocked_by: int | None = None
     stretch: Stretch | None = None
 
@@ -94,8 +98,15 @@ def zone_data_warning(alive: Iterable[Node]) -> str:
     return message % ", ".join(versions)
 
 
-def explain(run: Run, now: datetime) -> Explanation:
-    """Return the sentences for ``run``, whose node and schedule should be joined."""
+def explain(run: Run, now: datetime, attempts: Sequence[Attempt] = ()) -> Explanation:
+    """Return the sentences for ``run``, whose node and schedule should be joined.
+
+    ``attempts`` are those that ended before, the newest last.
+    """
+    return dataclasses.replace(_explained(run, now, attempts), warning=_lock_warning(run))
+
+
+def _explained(run: Run, now: datetime, attempts: Sequence[Attempt]) -> Explanation:
     if run.state == Run.State.SKIPPED:
         return _skipped(run)
     if run.state == Run.State.LOST:
@@ -103,8 +114,19 @@ def explain(run: Run, now: datetime) -> Explanation:
     if run.state in Run.ACTIVE_STATES:
         return _active(run, now)
     if run.state == Run.State.QUEUED:
-        return _queued(run)
+        return _queued(run, attempts)
     return _ended(run)
+
+
+def _lock_warning(run: Run) -> str:
+    details = run.details if isinstance(run.details, dict) else {}
+    cause = details.get("lease_lost")
+    if not isinstance(cause, str) or not cause:
+        return ""
+    facts = {"cause": inert(cause)}
+    if run.state in Run.ACTIVE_STATES:
+        return _("Its lock was lost: %(cause)s. The job is told to stop where it asks.") % facts
+    return _("Its lock was lost while it ran: %(cause)s. The outcome is what it reported.") % facts
 
 
 def node_label(run: Any) -> str:
@@ -178,7 +200,9 @@ def _excluded(details: dict[str, Any], stretch: Stretch | None) -> Explanation:
 
 def _lost(run: Run) -> Explanation:
     facts = {"node": node_label(run) or _("unknown")}
-    if run.reason == Run.Reason.SHUTDOWN:
+    if run.reason == Run.Reason.RELEASED:
+        why = _("A person released its lock while the job was running on node %(node)s.") % facts
+    elif run.reason == Run.Reason.SHUTDOWN:
         why = _("Node %(node)s was stopped while the job was running.") % facts
     elif run.reason == Run.Reason.WORKER_DIED:
         why = _("The worker process on node %(node)s ended while the job was running.") % facts
@@ -189,13 +213,16 @@ def _lost(run: Run) -> Explanation:
         why += " " + _("It had been run again after a crash already, so it was not started again.")
     else:
         why += " " + _("Its delivery is “at most once”, so no node starts it again.")
-    return Explanation(
-        why=why,
-        advice=_(
-            "Check in the job's own records whether the work was done. If it was not, "
-            "run the schedule now. If the node is still alive, its late report settles this run."
-        ),
+    advice = _(
+        "Check in the job's own records whether the work was done. If it was not, "
+        "run the schedule now."
     )
+    late = (
+        _("What its node reports late is refused, and shown with the attempt.")
+        if run.reason == Run.Reason.RELEASED
+        else _("If the node is still alive, its late report settles this run.")
+    )
+    return Explanation(why=why, advice=f"{advice} {late}")
 
 
 def _active(run: Run, now: datetime) -> Explanation:
@@ -210,7 +237,14 @@ def _active(run: Run, now: datetime) -> Explanation:
     return Explanation(why=_("The job is running on node %(node)s.") % facts)
 
 
-def _queued(run: Run) -> Explanation:
+def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
+    if run.reason == Run.Reason.RECOVERY and _was_released(attempts):
+        return Explanation(
+            why=_(
+                "A person released its lock in the middle. Its delivery is “at least once”, so "
+                "it waits to run again."
+            )
+        )
     if run.reason == Run.Reason.RECOVERY:
         return Explanation(
             why=_(
@@ -221,19 +255,26 @@ def _queued(run: Run) -> Explanation:
     return Explanation(why=_("It waits for a node with a free slot."))
 
 
+def _was_released(attempts: Sequence[Attempt]) -> bool:
+    return bool(attempts) and attempts[-1].reason == Run.Reason.RELEASED
+
+
 def _ended(run: Run) -> Explanation:
     if run.state == Run.State.SUCCEEDED:
         return Explanation(why=_("The job ended without an error."))
     if run.state == Run.State.CANCELLED:
-        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display())
-    advice = {
+        advice = ""
+        if run.reason == Run.Reason.LEASE_LOST:
+            advice = _("Run the schedule now if the work is still wanted.")
+        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display(), advice=advice)
+    advices = {
         Run.Reason.JOB_NOT_FOUND: _("Deploy the code that registers the job on every node."),
         Run.Reason.INVALID_ARGUMENTS: _("Edit the arguments of the schedule."),
         Run.Reason.WORKER_DIED: _("Often the memory ran out. Look into the log of the host."),
     }
     return Explanation(
         why=_("It failed: %s.") % run.get_reason_display(),
-        advice=advice.get(Run.Reason(run.reason), "") if run.reason in Run.Reason.values else "",
+        advice=advices.get(Run.Reason(run.reason), "") if run.reason in Run.Reason.values else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
@@ -10,10 +11,10 @@ from django.core.exceptions import ValidationError
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app import history
+from distcron_app import explanations, history
 from distcron_app.models import Node, Run, RunQuerySet, Schedule
 
-__all__ = ["ActionForm", "RunFilters", "ScheduleFilters"]
+__all__ = ["ActionForm", "ReleaseForm", "RunFilters", "ScheduleFilters"]
 
 _LARGEST_ID = 2**63 - 1
 
@@ -135,3 +136,33 @@ class ActionForm(forms.Form):
     def __init__(self, *args: Any, needs_reason: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self.fields["reason"].required = needs_reason
+
+
+class ReleaseForm(ActionForm):
+    """The release of a lock: its name, typed, and why; ``names`` are what it is called."""
+
+    lock = forms.CharField(
+        label=_("Name of the lock"),
+        max_length=1000,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+    )
+
+    field_order = ("lock", "reason", "idempotency_key")
+
+    def __init__(self, *args: Any, names: Collection[str], **options: Any) -> None:
+        super().__init__(*args, needs_reason=True, **options)
+        # As a person sees and can type them.
+        self._names = [explanations.inert(name).strip() for name in names]
+        self.fields["lock"].help_text = format_lazy(
+            _("Type {name}, so that no other lock is released by mistake."), name=self._names[0]
+        )
+
+    def clean_lock(self) -> str:
+        """Return the name as it was typed, which must be one of the lock's."""
+        typed: str = self.cleaned_data["lock"]
+        if typed not in self._names:
+            raise ValidationError(
+                _("“%(typed)s” is not this lock. Type %(name)s."),
+                params={"typed": typed, "name": self._names[0]},
+            )
+        return typed

@@ -19,10 +19,10 @@ from django.db.models.lookups import Exact, In
 from distcron_app.conf import get_config
 from distcron_app.errors import TimetableError
 from distcron_app.instants import DatabaseNow, database_now
-from distcron_app.locks import schedule_lock_name
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Attempt,
+    AuditEntry,
     Node,
     Run,
     RunOutput,
@@ -51,11 +51,11 @@ __all__ = [
     "membership",
     "newer_than",
     "overview",
+    "release_of",
     "run_page",
     "runs_matching",
     "schedule_marks",
     "schedules_matching",
-    "schedules_of_locks",
     "with_names",
 ]
 
@@ -65,8 +65,9 @@ _SHORT_LIST = 10
 # Bounds the scan for recent failures where they are rare: tens of milliseconds.
 _RECENT_ROWS = 50_000
 _RECENT = timedelta(hours=24)
+# Releases of a schedule's lock that are looked through for the one that a run met.
+_RELEASES = 50
 _JUDGED = ("succeeded", "failed")  # states from which is taken how long a run takes
-_MOST_LOCKS = 5_000  # below the limit of parameters of any database
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +265,23 @@ def find_run(run_id: int) -> tuple[Run | None, Sequence[Attempt], RunOutput | No
     return run, list(attempts), RunOutput.objects.filter(pk=run_id).first()
 
 
+def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:
+    """Return who released the lock under ``run`` last, by one query; None where nobody did."""
+    reasons = {run.reason, *(attempt.reason for attempt in attempts)}
+    if Run.Reason.RELEASED not in reasons:
+        return None
+    entries = AuditEntry.objects.filter(
+        object_type="schedule",
+        object_id=str(run.schedule_id),
+        verb=AuditEntry.Verb.RELEASE_LOCK,
+    )
+    for entry in entries.order_by("-id")[:_RELEASES]:
+        after = entry.after or {}
+        if run.pk in (*after.get("lost", ()), *after.get("requeued", ())):
+            return entry
+    return None
+
+
 def schedules_matching(*, text: str = "", state: str = "", now: datetime) -> Any:
     """Return schedules by name, with ``last_run_id``; ``state`` may also be ``overdue``."""
     schedules = Schedule.objects.with_last_run().select_related("calendar").order_by("name", "id")
@@ -318,17 +336,6 @@ def forecast(now: datetime, hours: int = 24) -> Forecast:
     for at in listed:
         minutes[(at - start) // timedelta(minutes=1)] += 1
     return Forecast(start=start, counts=minutes, schedules=len(found))
-
-
-def schedules_of_locks(names: Iterable[str]) -> dict[str, Schedule]:
-    """Return the schedules that these locks are of, by name of the lock."""
-    ids: list[int] = []
-    for name in names:
-        kind, _colon, number = name.partition(":")
-        if kind == "schedule" and number.isascii() and number.isdigit():
-            ids.append(min(int(number), 2**63 - 1))
-    found = Schedule.objects.filter(pk__in=ids[:_MOST_LOCKS])
-    return {schedule_lock_name(schedule.pk): schedule for schedule in found}
 
 
 def with_names(runs: RunQuerySet) -> RunQuerySet:

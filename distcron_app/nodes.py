@@ -33,6 +33,7 @@ __all__ = [
     "register",
 ]
 
+# What ``computed_state`` returns for a node whose lease holds.
 ALIVE = ("alive", "suspect", "draining")
 # Heartbeats of 1.5 intervals ago: one is overdue, the lease has not expired yet.
 _SUSPECT_INTERVALS = 1.5

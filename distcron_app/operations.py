@@ -37,6 +37,7 @@ __all__ = [
     "VIEW_OUTPUT",
     "LockRelease",
     "StateChange",
+    "earlier_release",
     "job_permission",
     "pause",
     "release_lock",
@@ -78,6 +79,23 @@ class LockRelease:
     fencing_token: int | None = None
     requeued: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+
+    def in_words(self) -> str:
+        """Return what became of the lock, of its runs and of the fencing token."""
+        parts = [self._lock_in_words()]
+        parts += [_("Run %d is queued again.") % run for run in self.requeued]
+        parts += [_("Run %d is shown as lost.") % run for run in self.lost]
+        if self.fencing_token is not None:
+            parts.append(_("The fencing token is %d.") % self.fencing_token)
+        return " ".join(parts)
+
+    def _lock_in_words(self) -> str:
+        if self.problem:
+            text = _("The lock backend does not answer, so the lock itself ends with its TTL: %s.")
+            return text % self.problem
+        if self.was_held is None:
+            return _("The lock was released by this form already.")
+        return _("The lock is released.") if self.was_held else _("The lock was not held any more.")
 
 
 def job_permission(job: str) -> str | None:
@@ -227,6 +245,11 @@ def release_lock(
         done = dataclasses.replace(done, problem=error.cause)
     wakeup.announce()
     return done
+
+
+def earlier_release(name: str, idempotency_key: str) -> LockRelease | None:
+    """Return what a form that was sent before did to the lock ``name``; None for a new one."""
+    return _release_of(_row_key("release_lock:" + name, 0, idempotency_key))
 
 
 def _disown(name: str, schedule: Schedule | None, author: _Author, key: str | None) -> LockRelease:

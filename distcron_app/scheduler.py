@@ -203,7 +203,9 @@ class Scheduler:
 
     def _claim(self) -> Tick:
         node_id = self._keeper.node_id
-        queued = self._dispatcher.claim_queued(node_id, self._capacity())
+        queued = self._dispatcher.claim_queued(
+            node_id, self._capacity(), still_here=self._owned.keys()
+        )
         self._accept(queued.runs)
         if self._outcomes and self._leases.schedules():
             # A finished run still blocks its schedule's next occurrence until it is written.

@@ -30,6 +30,7 @@ urlpatterns = [
     path("runs/<distcron_id:run_id>/output.txt", views.RunOutputFile.as_view(), name="run_output"),
     path("nodes/", views.NodesPage.as_view(), name="nodes"),
     path("locks/", views.LocksPage.as_view(), name="locks"),
+    path("locks/release/", views.ReleaseLock.as_view(), name="release_lock"),
     path("live", views.live, name="live"),
     path("ready", views.ready, name="ready"),
 ]

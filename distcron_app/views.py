@@ -32,17 +32,16 @@ from django.utils.translation import gettext_lazy
 from django.views import View
 from django.views.decorators.http import require_safe
 
-from distcron_app import explanations, history, locks, operations
+from distcron_app import explanations, history, holdings, operations
 from distcron_app.errors import (
     ConfigurationError,
     InvalidArguments,
-    LockUnavailable,
     ScheduleBusy,
     StaleVersion,
     TimetableError,
     UnknownJob,
 )
-from distcron_app.filters import ActionForm, RunFilters, ScheduleFilters
+from distcron_app.filters import ActionForm, ReleaseForm, RunFilters, ScheduleFilters
 from distcron_app.models import Run, RunOutput, Schedule
 from distcron_app.wording import Mark
 
@@ -51,6 +50,7 @@ __all__ = [
     "NodesPage",
     "OverviewPage",
     "PauseSchedule",
+    "ReleaseLock",
     "ResumeSchedule",
     "RunNow",
     "RunOutputFile",
@@ -72,6 +72,7 @@ CONTENT_SECURITY_POLICY = (
 _FAST_SECONDS, _USUAL_SECONDS, _SLOW_SECONDS = 2, 5, 15
 _SCHEDULES_PER_PAGE = 100
 _UPCOMING_COUNT = 10
+_LOCKS_SHOWN = 300
 
 _ViewFunction = Callable[..., HttpResponseBase]
 
@@ -99,9 +100,11 @@ class Abilities:
     view_schedule: bool
     view_run: bool
     view_node: bool
+    view_lock: bool
     view_output: bool
     run_schedule: bool
     pause_schedule: bool
+    force_release_lock: bool
 
     @classmethod
     def of(cls, user: Any) -> Abilities:
@@ -261,7 +264,8 @@ class RunPage(Page):
             "run": run,
             "attempts": attempts,
             "text": text,
-            "explanation": explanations.explain(run, self.membership.now),
+            "explanation": explanations.explain(run, self.membership.now, attempts),
+            "release": history.release_of(run, attempts),
             "run_zone": _zone_name(run.schedule),
         }
 
@@ -315,7 +319,17 @@ class SchedulePage(Page):
             "upcoming": _upcoming(schedule),
             "marks": _marks(schedule, self.membership.now, page.rows),
             "page": page,
+            "held": self._held(schedule),
         }
+
+    def _held(self, schedule: Schedule) -> holdings.Holdings | None:
+        """Return what is known of its lock, None for a reader who may not see locks."""
+        if not self.request.user.has_perm(operations.VIEW_LOCK):
+            return None
+        try:
+            return holdings.lock_of(schedule, self.membership.now)
+        except ConfigurationError:
+            return None  # the locks page says what is wrong
 
 
 class NodesPage(Page):
@@ -332,24 +346,94 @@ class NodesPage(Page):
 
 
 class LocksPage(Page):
-    """Who holds which lock, and for how long; unknown while the backend is away."""
+    """Who holds which lock, for how long, and whether it is stuck."""
 
-    permission = "view_node"
+    permission = "view_lock"
     section = "locks"
     template = "distcron_app/locks.html"
     region = "distcron_app/_locks.html"
+    poll_seconds = _FAST_SECONDS
 
     def facts(self, **kwargs: Any) -> dict[str, Any]:
         try:
-            backend = locks.get_backend()
-            held = backend.held()
-        except (LockUnavailable, ConfigurationError) as error:
+            held = holdings.held_locks(self.membership.now)
+        except ConfigurationError as error:
             return {"problem": str(error)}
-        schedules = history.schedules_of_locks(lock.name for lock in held)
         return {
-            "backend": backend.name,
-            "locks": [(lock, schedules.get(lock.name)) for lock in held],
+            "held": held,
+            "locks": held.locks[:_LOCKS_SHOWN],
+            "hidden_count": max(0, len(held.locks) - _LOCKS_SHOWN),
         }
+
+
+class ReleaseLock(Page):
+    """End a lock whoever holds it: GET says what will follow, POST does it."""
+
+    permission = "force_release_lock"
+    section = "locks"
+    template = "distcron_app/release_lock.html"
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        lock = self._lock()
+        initial = {"idempotency_key": uuid.uuid4().hex}
+        return self.confirm(lock, ReleaseForm(initial=initial, names=lock.names))
+
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        """Release it, or show what is wrong beside what was typed."""
+        key = request.POST.get("idempotency_key", "")
+        if earlier := operations.earlier_release(self._name(), key):
+            return self._done(earlier)
+        lock = self._lock()
+        form = ReleaseForm(request.POST, names=lock.names)
+        user: Any = request.user
+        if not form.is_valid():
+            return self.confirm(lock, form, status=400)
+        try:
+            done = operations.release_lock(
+                lock.name,
+                level=lock.level,
+                reason=form.cleaned_data["reason"],
+                actor=user.get_username(),
+                user=user,
+                via="dashboard",
+                idempotency_key=form.cleaned_data["idempotency_key"],
+            )
+        except ConfigurationError as error:
+            return self.confirm(lock, form, status=409, problem=str(error))
+        return self._done(done)
+
+    def confirm(
+        self, lock: holdings.HeldLock, form: ReleaseForm, *, status: int = 200, problem: str = ""
+    ) -> HttpResponse:
+        """Return the page that says what will happen."""
+        context = {
+            "lock": lock,
+            "follows": list(holdings.follows(lock)),
+            "form": form,
+            "problem": problem,
+        }
+        return self.page(self.template, context, status=status)
+
+    def _name(self) -> str:
+        return self.request.GET.get("name", "")
+
+    def _lock(self) -> holdings.HeldLock:
+        name, level = self._name(), self.request.GET.get("level", "")
+        # No database takes a text with that character, and so no lock of ours has it.
+        if name and "\x00" not in name:
+            held = holdings.lock_named(name, self.membership.now)
+            for lock in holdings.matching(held, name, level):
+                return lock
+            if held.unknown:
+                message = _("Lock “%(name)s” is unknown, its backend does not answer: %(cause)s.")
+                facts = {"name": explanations.inert(name), "cause": held.unknown[0].problem}
+                raise Http404(message % facts)
+        raise Http404(_("Lock “%s” is not held, or not any more.") % explanations.inert(name))
+
+    def _done(self, done: operations.LockRelease) -> HttpResponse:
+        text = f"“{explanations.inert(done.name)}”: {done.in_words()}"
+        _say(self.request, text, level=messages.WARNING if done.problem else messages.SUCCESS)
+        return redirect("distcron:locks")
 
 
 class Action(Page):
@@ -530,6 +614,6 @@ def _marks(schedule: Schedule, now: datetime, runs: Sequence[Run]) -> list[Mark]
         return []
 
 
-def _say(request: HttpRequest, text: str) -> None:
+def _say(request: HttpRequest, text: str, *, level: int = messages.SUCCESS) -> None:
     # A project may do without the messages framework.
-    messages.success(request, text, fail_silently=True)
+    messages.add_message(request, level, text, fail_silently=True)

@@ -16,6 +16,7 @@ from distcron_app.timetable.forecast import MAX_HOURS
 __all__ = ["VERBS", "Verb", "add_verbs", "add_view_flags"]
 
 MAX_COUNT = 1000  # occurrences that ``next`` lists
+WATCH_SECONDS = 2.0
 SCHEDULE_STATES = {
     "active": "active",
     "paused": "paused",
@@ -317,6 +318,42 @@ def _doctor_flags(parser: CommandParser) -> None:
     )
 
 
+def _locks_flags(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=seconds,
+        const=WATCH_SECONDS,
+        metavar="SECONDS",
+        help=_("Show them again and again, every 2 seconds by default, until Ctrl-C."),
+    )
+    _add_level(parser, default=None)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=_("for one lock"))
+    for name, text in (
+        ("ttl", _("Show one lock: its holder, its node, what is left of its TTL.")),
+        ("release", _("End a lock whoever holds it; its run is taken from its node.")),
+    ):
+        action = actions.add_parser(name, help=text, description=text, formatter_class=_VerbHelp)
+        action.add_argument(
+            "name",
+            metavar="NAME",
+            help=_("A schedule's key, a lock's name as the list has it, or a public lock's text."),
+        )
+        if name == "release":
+            _add_reason(action, required=True)
+            action.add_argument("--yes", action="store_true", help=_("Do not ask."))
+            _add_user(action)
+        _add_level(action, default=argparse.SUPPRESS)
+        add_view_flags(action, default=argparse.SUPPRESS)
+        _add_base_flags(action)
+
+
+def _add_level(parser: CommandParser, *, default: object) -> None:
+    parser.add_argument(
+        "--level", default=default, metavar="LEVEL", help=_("Only locks at this lock level.")
+    )
+
+
 def _no_flags(parser: CommandParser) -> None:
     """Add nothing: the verb has only the flags of every verb."""
 
@@ -387,10 +424,10 @@ VERBS = _by_name(
         ),
         Verb(
             name="locks",
-            help=gettext_lazy("Show the locks that are held, by whom and for which run."),
+            help=gettext_lazy("Show the locks that are held, by whom and for which run; end one."),
             command="distcron_app.cli.holding.show_locks",
-            examples=("", "--wide --utc"),
-            add_flags=_no_flags,
+            examples=("--wide", "--level standard --json"),
+            add_flags=_locks_flags,
         ),
         Verb(
             name="status",

@@ -19,13 +19,6 @@ from distcron_app.nodes import ALIVE, computed_state
 
 __all__ = ["show_nodes"]
 
-_LABELS = {
-    "alive": gettext_lazy("alive"),
-    "suspect": gettext_lazy("SUSPECT"),
-    "draining": gettext_lazy("draining"),
-    "left": gettext_lazy("left"),
-    "dead": gettext_lazy("dead"),
-}
 _ZONE_DATA = gettext_lazy("ZONE DATA")
 _COLUMNS = (
     Column(title=gettext_lazy("STATE")),
@@ -77,7 +70,7 @@ def _columns(*, differ: bool) -> list[Column]:
 def _row(node: Node, now: datetime, zone: str) -> list[Cell | str]:
     state = computed_state(node, now)
     return [
-        states.cell(state, _LABELS[state]),
+        states.cell(state, states.node_label(state)),
         node.name,
         f"{node.host}:{node.pid}",
         node.version,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext_lazy
+
 from distcron_app.cli.console import Cell
 from distcron_app.models import Run, Schedule
 
-__all__ = ["cell", "run_label", "schedule_label"]
+__all__ = ["cell", "node_label", "run_label", "schedule_label"]
 
 # Symbol and colour of each state that is stored or computed.
 _LOOKS = {
@@ -34,6 +36,14 @@ _LOOKS = {
     "warn": ("⚠", "yellow"),
     "bad": ("✖", "red"),
 }
+# Words of the states of a node that are computed.
+_NODE_LABELS = {
+    "alive": gettext_lazy("alive"),
+    "suspect": gettext_lazy("SUSPECT"),
+    "draining": gettext_lazy("draining"),
+    "left": gettext_lazy("left"),
+    "dead": gettext_lazy("dead"),
+}
 
 
 def cell(state: str, label: object) -> Cell:
@@ -50,3 +60,8 @@ def schedule_label(state: str) -> str:
 def run_label(state: str) -> str:
     """Return the word for a state of a run."""
     return str(Run.State(state).label)
+
+
+def node_label(state: str) -> str:
+    """Return the word for a computed state of a node."""
+    return str(_NODE_LABELS[state])

@@ -37,6 +37,7 @@ from distcron_app.lifecycle.recovery import (
     recover,
     recover_owned,
     release,
+    runs_again,
     settle_strays,
     superseded,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "recover_owned",
     "release",
     "report_progress",
+    "runs_again",
     "settle_strays",
     "start",
     "superseded",

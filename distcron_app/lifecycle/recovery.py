@@ -22,6 +22,7 @@ __all__ = [
     "recover",
     "recover_owned",
     "release",
+    "runs_again",
     "settle_strays",
     "superseded",
 ]
@@ -130,6 +131,13 @@ def release(schedule_id: int) -> Released:
     return Released(fencing_token=schedule.fencing_token, runs=runs)
 
 
+def runs_again(run: Run) -> bool:
+    """Return True where an active run that is taken from its node is queued again."""
+    if run.state == Run.State.CLAIMED:
+        return True
+    return run.delivery == Schedule.Delivery.AT_LEAST_ONCE and run.recoveries < MAX_RECOVERIES
+
+
 def superseded(runs: Collection[ClaimedRun]) -> set[int]:
     """Return the ids of runs that are no longer their claimer's: recovered, released, gone.
 
@@ -201,10 +209,7 @@ def _settle(
             _to_queue(run)
             requeued.append(run.pk)
             continue
-        may_repeat = (
-            run.delivery == Schedule.Delivery.AT_LEAST_ONCE and run.recoveries < MAX_RECOVERIES
-        )
-        if may_repeat:
+        if runs_again(run):
             attempts.append(_ended_attempt(run, reason, now))
             run.recoveries += 1
             _to_queue(run)

@@ -16,6 +16,7 @@ from distcron_app.locks.levels import (
     get_level,
     level_names,
     level_problem,
+    part_backends,
 )
 from distcron_app.locks.named import Held, NamedLock, lock
 
@@ -34,6 +35,7 @@ __all__ = [
     "lock",
     "named_lock_name",
     "new_owner_token",
+    "part_backends",
     "schedule_id_of",
     "schedule_lock_name",
 ]

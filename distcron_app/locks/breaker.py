@@ -75,6 +75,11 @@ class Breaker(LockBackend):
         """End a lock whoever owns it."""
         return self._guard(lambda: self._backend.force_release(name))
 
+    @property
+    def guarded(self) -> LockBackend:
+        """Return the backend behind it, for what only some backends offer."""
+        return self._backend
+
     def ping(self) -> float:
         """Return how many seconds the backend took to answer."""
         return self._guard(self._backend.ping, is_new=True)

@@ -27,7 +27,15 @@ from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
 from distcron_app.locks.redis import RedisLockBackend
 
-__all__ = ["Level", "close_backends", "get_backend", "get_level", "level_names", "level_problem"]
+__all__ = [
+    "Level",
+    "close_backends",
+    "get_backend",
+    "get_level",
+    "level_names",
+    "level_problem",
+    "part_backends",
+]
 
 # Parts that answer for the promise of their level, so nothing starts without them.
 _STRICT_PARTS = frozenset({"redlock", "database"})
@@ -68,6 +76,18 @@ def get_level(name: str = STANDARD, *, note: str = "", config: Config | None = N
     parts = wanted.levels[name]
     with _mutex:
         return Level(name=name, parts=parts, backend=_backend(wanted, parts, note or wanted.label))
+
+
+def part_backends(name: str, *, config: Config | None = None) -> dict[str, LockBackend]:
+    """Return the backends that the level ``name`` is made of, by part and in their order.
+
+    Levels share the backends of their parts, so that whoever looks at all of them asks
+    each once. Raise ConfigurationError as ``get_level``. No network access.
+    """
+    wanted = config or get_config()
+    parts = get_level(name, config=wanted).parts
+    with _mutex:
+        return {part: _backend(wanted, [part], wanted.label) for part in parts}
 
 
 def get_backend(config: Config | None = None) -> LockBackend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 from urllib.parse import urlencode
@@ -19,6 +20,8 @@ from django.utils.translation import pgettext_lazy
 
 from distcron_app import explanations, registry
 from distcron_app.errors import TimetableError
+from distcron_app.locks import LockInfo
+from distcron_app.models import Node
 from distcron_app.timetable.zones import zone as find_zone
 
 __all__ = ["register"]
@@ -56,12 +59,25 @@ _ICONS = {
     "silent": _BANG,
     "overdue": _BANG,
     "late": _CLOCK,
+    "alive": _CHECK,
+    "suspect": _BANG,
+    "healthy": _CHECK,
+    "expires": _CLOCK,
+    "stuck": _BANG,
 }
 # Words of states that no model has, because they are computed.
 _COMPUTED = {
     "silent": pgettext_lazy("state", "silent"),
     "overdue": pgettext_lazy("state", "overdue"),
     "late": pgettext_lazy("state", "reported late"),
+    "alive": pgettext_lazy("state", "alive"),
+    "suspect": pgettext_lazy("state", "suspect"),
+    "draining": Node.State.DRAINING.label,
+    "left": Node.State.LEFT.label,
+    "dead": Node.State.DEAD.label,
+    "healthy": pgettext_lazy("state", "healthy"),
+    "expires": pgettext_lazy("state", "expires by itself"),
+    "stuck": pgettext_lazy("state", "stuck"),
 }
 
 
@@ -136,6 +152,35 @@ def state(value: str, label: str = "") -> str:
         value if value in _ICONS else "unknown",
         mark_safe(icon),  # noqa: S308 - one of the constants above
         word,
+    )
+
+
+@register.simple_tag
+def age(milliseconds: int | None) -> str:
+    """Print for how long something lasts, a dash where that is not known."""
+    if milliseconds is None:
+        return "–"
+    seconds = milliseconds // 1000
+    return _("%s s") % seconds if seconds < _MINUTE else _exact(seconds)
+
+
+@register.simple_tag
+def ttl(info: LockInfo | None) -> str:
+    """Print what is left of a lock's TTL, with a bar where it is known what was granted."""
+    if info is None:
+        return "–"
+    if info.ttl_ms is None:
+        return _("no TTL")
+    left = math.ceil(info.ttl_ms / 1000)
+    granted = info.granted_ms
+    if granted is None or granted < info.ttl_ms:
+        return _("%s s") % left
+    facts = {"left": left, "granted": f"{granted / 1000:g}"}
+    return format_html(
+        '{} <progress class="dc-progress" max="{}" value="{}" aria-hidden="true"></progress>',
+        _("%(left)s s of %(granted)s s") % facts,
+        granted,
+        info.ttl_ms,
     )
 
 

@@ -419,6 +419,18 @@ class TestQueued:
         name = schedule_lock_name(schedule.pk)
         assert backend.inspect([name])[name].owner_token == run.owner_token
 
+    def test_a_run_whose_earlier_attempt_is_still_here_is_left_to_others(
+        self, backend: Counting
+    ) -> None:
+        taken = make_run(schedule=make_schedule(), state="queued", due_at=whole_second(-2))
+        other = make_run(schedule=make_schedule(), state="queued", due_at=whole_second(-1))
+        member = Member(backend)
+        claim = member.dispatcher.claim_queued
+        runs = claim(member.row.pk, 5, still_here={taken.pk}).runs
+        assert [run.run_id for run in runs] == [other.pk]
+        (run,) = claim(member.row.pk, 5).runs
+        assert run.run_id == taken.pk
+
     def test_runs_behind_a_busy_schedule_do_not_keep_others_waiting(
         self, backend: Counting
     ) -> None:

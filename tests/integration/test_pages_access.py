@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.db import OperationalError
@@ -11,6 +12,7 @@ from django.test import Client
 from django.urls import clear_script_prefix, reverse, set_script_prefix
 
 from distcron_app import history
+from distcron_app.locks import get_backend, new_owner_token
 from distcron_app.models import AuditEntry, Node, Run, RunOutput, Schedule
 from tests.integration.pages_rows import VIEWS, node, run, schedule, user
 
@@ -33,20 +35,25 @@ PAGES = [
     ("runs", None, "view_run"),
     ("run", "run", "view_run"),
     ("nodes", None, "view_node"),
-    ("locks", None, "view_node"),
+    ("locks", None, "view_lock"),
+    ("release_lock", "lock", "force_release_lock"),
 ]
 
 
 @pytest.fixture
-def rows() -> dict[str, Any]:
+def rows(settings: Any) -> dict[str, Any]:
+    settings.DISTCRON = {"LOCK_BACKEND": "memory"}
+    get_backend().acquire({"name:export": new_owner_token()}, 60_000)
     node()
     own = schedule()
     finished = run(own)
     RunOutput.objects.create(run=finished, output="25 closed\n", traceback="Traceback of billing")
-    return {"schedule": own, "run": finished}
+    return {"schedule": own, "run": finished, "lock": "name:export"}
 
 
 def address(name: str, of: str | None, rows: dict[str, Any]) -> str:
+    if of == "lock":
+        return f"{reverse(f'distcron:{name}')}?name=name%3Aexport"
     return reverse(f"distcron:{name}", args=[rows[of].pk] if of else [])
 
 
@@ -63,7 +70,7 @@ def test_page_without_its_permission_names_it(
     client: Client, rows: dict[str, Any], name: str, of: str | None, permission: str
 ) -> None:
     others = {"view_dashboard", "view_schedule", "view_run", "view_node", "view_output"}
-    others |= {"run_schedule", "pause_schedule"}
+    others |= {"run_schedule", "pause_schedule", "view_lock", "force_release_lock"}
     client.force_login(user("siti", *(others - {permission})))
     answer = client.get(address(name, of, rows))
     assert answer.status_code == 403
@@ -76,7 +83,7 @@ def test_stranger_is_sent_to_the_login(
 ) -> None:
     path = address(name, of, rows)
     answer = client.get(path)
-    assert (answer.status_code, answer["Location"]) == (302, f"/login/?next={path}")
+    assert (answer.status_code, answer["Location"]) == (302, f"/login/?next={quote(path)}")
 
 
 @pytest.mark.parametrize(("name", "of", "permission"), PAGES)

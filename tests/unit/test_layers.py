@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "runner", "console", "checks", "builtin_jobs"),
     ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
-    ("operations", "keeper", "dispatch", "maintenance", "filters"),
+    ("operations", "holdings", "keeper", "dispatch", "maintenance", "filters"),
     ("scheduler", "forms"),
     ("diagnosis",),
     ("admin", "views", "api", "cli", "templatetags", "metrics"),

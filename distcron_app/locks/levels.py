@@ -25,6 +25,7 @@ from distcron_app.locks.file import FileLockBackend
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
 from distcron_app.locks.redis import RedisLockBackend, pool_timeouts
+from distcron_app.locks.redlock import RedlockBackend
 
 __all__ = ["Level", "get_backend", "get_level", "level_names", "level_problem"]
 
@@ -124,8 +125,23 @@ def _redis(config: Config, note: str) -> LockBackend:
     return Breaker(RedisLockBackend(config.redis_alias, config.namespace, note=note))
 
 
+def _redlock(config: Config, note: str) -> LockBackend:
+    for alias in config.quorum_aliases:
+        _require_timeouts("QUORUM_ALIASES", alias)
+    backend = RedlockBackend(
+        config.quorum_aliases,
+        config.namespace,
+        rejoin_ms=int(config.lock_ttl_seconds * 1000),
+        retries=config.quorum_retries,
+        retry_delay_ms=config.quorum_retry_delay_ms,
+        note=note,
+    )
+    return Breaker(backend)
+
+
 _BUILDERS: dict[str, Callable[[Config, str], LockBackend]] = {
     "redis": _redis,
+    "redlock": _redlock,
     "file": lambda config, note: FileLockBackend(config.lock_path, note=note),
     "memory": lambda config, note: MemoryLockBackend(note=note),
     "none": lambda config, note: NoLockBackend(),

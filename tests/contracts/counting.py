@@ -35,17 +35,18 @@ def main(given: dict[str, Any]) -> None:
     from django.conf import settings
 
     settings.configure(**given["settings"])
-    from distcron_app.locks import get_backend, new_owner_token
+    from distcron_app.locks import get_level, new_owner_token
 
+    backend = get_level(given.get("level", "standard")).backend
     if "hold" in given:
-        assert get_backend().acquire({given["hold"]: new_owner_token()}, TTL_MS)
+        assert backend.acquire({given["hold"]: new_owner_token()}, TTL_MS)
         if given.get("fork") and os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
         print("held", flush=True)
         sys.stdin.read()
     else:
-        count(get_backend(), Path(given["counter"]), given["times"])
+        count(backend, Path(given["counter"]), given["times"])
 
 
 if __name__ == "__main__":

@@ -246,6 +246,7 @@ class ClockedValkey(RedisServer):
         """Make it again what it was at first, whatever a test did to it; its data may stay."""
         if not self._is_good:
             self.kill9()
+            shutil.rmtree(self._snapshot, ignore_errors=True)
             self.start_aged()
 
     def set_clock(self, seconds: int) -> None:
@@ -272,6 +273,22 @@ class ClockedValkey(RedisServer):
         """Stop it without closing anything."""
         self._is_good = False
         super().pause()
+
+    def refuse_writes(self) -> None:
+        """Make it answer MISCONF, as after a snapshot that failed."""
+        # A folder in the place of the file, which cannot be replaced by one.
+        (self._snapshot / "full").mkdir(parents=True)
+        self.configure(save="3600 1")
+        with self.client() as client:
+            client.bgsave()
+            wait_for(
+                lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err",
+                what="the snapshot to fail",
+            )
+
+    @property
+    def _snapshot(self) -> Path:
+        return self.folder / "dump.rdb"
 
     @property
     def _clock_file(self) -> Path:

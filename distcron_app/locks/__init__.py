@@ -14,6 +14,7 @@ from distcron_app.locks.levels import (
     get_level,
     level_names,
     level_problem,
+    quorum_members,
 )
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "level_problem",
     "named_lock_name",
     "new_owner_token",
+    "quorum_members",
     "schedule_lock_name",
 ]

@@ -8,7 +8,7 @@ while a connection is made, which may block on a name server, TLS or a hung inst
 from __future__ import annotations
 
 import collections
-import contextlib
+import enum
 import os
 import select
 import ssl
@@ -23,7 +23,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from distcron_app.clock import Clock
 from distcron_app.locks.scripts import Call
 
-__all__ = ["Fanout", "Instance", "Reply", "Request"]
+__all__ = ["Fanout", "Instance", "Patience", "Reply", "Request"]
 
 # Idle connections kept for each instance: as many threads may ask at once without waiting.
 _IDLE_LIMIT = 8
@@ -36,6 +36,19 @@ _BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # The answers to a request's calls in their order, or why there are none.
 Reply = list[Any] | Exception
+
+
+class Patience(enum.Enum):
+    """How long to wait for the instances that have not replied yet."""
+
+    TIMEOUT = enum.auto()
+    # As long again as the others took.
+    GRACE = enum.auto()
+    NONE = enum.auto()
+
+
+# Says so of the replies, None for those that are not there yet.
+Judge = Callable[[list[Reply | None]], Patience]
 
 
 class Request:
@@ -161,28 +174,31 @@ class Instance:
 
     def take(self, now: float, timeout: float) -> _Link | None:
         """Return an idle connection; None when a new one is needed."""
-        while self._idle:
-            try:
-                link = self._idle.pop()
-            except IndexError:
-                break
+        while (link := self._pop()) is not None:
             if not link.owed or now - link.owed_since < timeout:
                 return link
             link.close()
         return None
 
+    def _pop(self) -> _Link | None:
+        # One that owes replies first: a release must stay behind the acquire it ends.
+        with self._mutex:
+            owing = (place for place, link in enumerate(self._idle) if link.owed)
+            return self._idle.pop(next(owing, -1)) if self._idle else None
+
     def put(self, link: _Link) -> None:
         """Keep a connection for the next call."""
-        if len(self._idle) < _IDLE_LIMIT:
-            self._idle.append(link)
-        else:
+        with self._mutex:
+            is_kept = len(self._idle) < _IDLE_LIMIT
+            if is_kept:
+                self._idle.append(link)
+        if not is_kept:
             link.close()
 
     def close(self) -> None:
         """Close the idle connections."""
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+        while (link := self._pop()) is not None:
+            link.close()
 
     def connect(self, round_: _Round, position: int) -> None:
         """Make a connection in a thread and hand it to ``round_``; one at a time."""
@@ -248,19 +264,19 @@ class Fanout:
     def ask(
         self,
         requests: Sequence[Request | None],
-        is_enough: Callable[[list[Reply | None]], bool] = lambda replies: False,
+        judge: Judge = lambda replies: Patience.TIMEOUT,
     ) -> list[Reply | None]:
         """Return for each instance the reply to its request; None where it was not asked.
 
         Blocks until all have replied, at most for the largest socket timeout of the
-        aliases, or until ``is_enough`` says so of the replies, None for those that are not
-        there yet. An instance that was not waited for counts as a TimeoutError.
+        aliases, or as ``judge`` says. An instance that was not waited for counts as a
+        TimeoutError.
         """
         # Read at the first call: the alias may be missing, and then says so here.
         timeout = self._timeout or self._read_timeout()
         round_ = _Round(self.instances, requests, timeout, self._clock)
         try:
-            round_.run(is_enough)
+            round_.run(judge)
         finally:
             round_.end()
         return round_.replies
@@ -324,23 +340,24 @@ class _Round:
                 else:
                     self._send(position, link)
 
-    def run(self, is_enough: Callable[[list[Reply | None]], bool]) -> None:
-        """Read the replies until all are there, or enough and the grace is over, or time is."""
-        answered = 0
+    def run(self, judge: Judge) -> None:
+        """Read the replies until all are there, or as many as ``judge`` waits for."""
         until = self._until
-        is_settled = False
+        patience = Patience.TIMEOUT
         while self._missing:
             now = self._clock.monotonic()
             if now >= until:
                 return
             for fileno, events in self._poll.poll((until - now) * 1000):
                 self._advance(fileno, events)
-            there = len(self.replies) - self.replies.count(None)
-            if there > answered and not is_settled and is_enough(self.replies):
-                is_settled = True
-                now = self._clock.monotonic()
-                until = min(until, now + max(_GRACE_SECONDS, now - self._sent_at))
-            answered = there
+            if patience is Patience.TIMEOUT and self._missing:
+                patience = judge(self.replies)
+                # What has no connection yet was not even asked.
+                if patience is Patience.NONE and not self._connecting:
+                    return
+                if patience is not Patience.TIMEOUT:
+                    now = self._clock.monotonic()
+                    until = min(until, now + max(_GRACE_SECONDS, now - self._sent_at))
 
     def end(self) -> None:
         """Give back the connections; instances that are missing get a TimeoutError."""

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
 from distcron_app.locks.base import Lease, LockBackend, LockInfo, checked_ttl
-from distcron_app.locks.fanout import Fanout, Instance, Reply, Request
+from distcron_app.locks.fanout import Fanout, Instance, Patience, Reply, Request
 from distcron_app.locks.scripts import (
     ACQUIRE,
     FORCE_RELEASE,
@@ -36,7 +36,7 @@ from distcron_app.locks.scripts import (
     probe_key,
 )
 
-__all__ = ["Member", "RedlockBackend", "drift_ms", "quorum_of"]
+__all__ = ["Member", "RedlockBackend", "drift_ms", "lease_end", "quorum_of"]
 
 # Answers to the owners of a request in their order, or why an instance gave none. In an
 # answer to ACQUIRE 1 is a vote for us; None is no vote at all.
@@ -76,6 +76,8 @@ end
 """
 _KEPT_OUT = re.compile(r"KEPTOUT (\d+) (\d+)")
 _ACQUIRE = Script(_GUARD + ACQUIRE.text)
+# Those of every tick, known to each instance before they are needed.
+_SCRIPTS = (_ACQUIRE, RENEW, RELEASE)
 
 # KEYS[1] probe; ARGV[1] TTL in ms; then what the guard takes.
 # Returns {1} when this instance votes and accepts writes.
@@ -105,6 +107,17 @@ def drift_ms(ttl_ms: int) -> float:
 
 # Errors after which an instance need not be asked again at once.
 _AWAY = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+
+def lease_end(sent_at: float, ttl_ms: int) -> float:
+    """Return when a lease ends whose request was sent at the monotonic second ``sent_at``.
+
+    Before that, what is left of it is the validity.
+
+    >>> lease_end(100.0, 10_000)
+    109.898
+    """
+    return sent_at + (ttl_ms - drift_ms(ttl_ms)) / 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +200,7 @@ class RedlockBackend(LockBackend):
             if split and _answered(ballots) < self.quorum:
                 self._give_up(list(wanted.items()), split, ballots)
                 raise self._unavailable(ballots)
-            expires_at = sent_at + (ttl_ms - drift_ms(ttl_ms)) / 1000
+            expires_at = lease_end(sent_at, ttl_ms)
             in_time = expires_at > self._clock.monotonic()
             granted, lost, undecided = self._tally(split, ballots)
             missed = lost + undecided if in_time else split
@@ -214,7 +227,7 @@ class RedlockBackend(LockBackend):
             self._without_gaps(voter, reply)
             for voter, reply in zip(self._voters, replies, strict=True)
         ]
-        expires_at = sent_at + (ttl_ms - drift_ms(ttl_ms)) / 1000
+        expires_at = lease_end(sent_at, ttl_ms)
         in_time = expires_at > self._clock.monotonic()
         if owners and _answered(ballots) < self.quorum:
             raise self._unavailable(ballots)
@@ -409,8 +422,8 @@ class RedlockBackend(LockBackend):
                 else shared
             )
             requests.append(None if is_out else mine)
-        is_enough = functools.partial(self._agree, shared.count, voters_only)
-        replies = self._fanout.ask(requests, is_enough if agreed else _never)
+        judge = functools.partial(self._judge, shared.count, voters_only)
+        replies = self._fanout.ask(requests, judge) if agreed else self._fanout.ask(requests)
         return [
             self._ballot(voter, reply, owners, shared.count, voters_only)
             for voter, reply, owners in zip(self._voters, replies, taken, strict=True)
@@ -436,14 +449,19 @@ class RedlockBackend(LockBackend):
             return _KeptOut(voter.kept_out(self._clock.monotonic()))
         return _KeptOut.read(reply) or reply
 
-    def _agree(self, count: int, voters_only: bool, replies: list[Reply | None]) -> bool:
+    def _judge(self, count: int, voters_only: bool, replies: list[Reply | None]) -> Patience:
+        """Wait until a quorum answers alike; not at all for the rest of a clear win."""
         now = self._clock.monotonic()
         answers = [
             reply[-count:]
             for voter, reply in zip(self._voters, replies, strict=True)
             if isinstance(reply, list) and not (voters_only and voter.votes_at > now)
         ]
-        return any(answers.count(answer) >= self.quorum for answer in answers)
+        if len(answers) < self.quorum or all(
+            answers.count(answer) < self.quorum for answer in answers
+        ):
+            return Patience.TIMEOUT
+        return Patience.NONE if voters_only and _all_won(answers) else Patience.GRACE
 
     def _probe(self, *, agreed: bool) -> list[_Ballot]:
         probe = Call(_PROBE, 1, [probe_key(self._namespace), str(_PROBE_MS)])
@@ -493,9 +511,15 @@ class RedlockBackend(LockBackend):
         self._clock.wait(threading.Event(), self._retry_delay_ms * factor / 1000)
 
     def _greet(self, instance: Instance, connection: Any) -> None:
-        """Read the uptime on a new connection: there is none from before a restart."""
-        connection.send_command("INFO", "server", check_health=False)
+        """Read the uptime on a new connection: there is none from before a restart.
+
+        The scripts are loaded here, since a vote that is not waited for is not sent again.
+        """
+        commands = [("INFO", "server"), *[("SCRIPT", "LOAD", each.text) for each in _SCRIPTS]]
+        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         found = re.search(r"uptime_in_seconds:(\d+)", _text(connection.read_response()))
+        for _script in _SCRIPTS:
+            connection.read_response()
         if found is None:
             raise redis.ConnectionError("INFO server does not tell uptime_in_seconds")
         voter = next(voter for voter in self._voters if voter.alias == instance.alias)
@@ -585,8 +609,8 @@ def _answered(ballots: list[_Ballot]) -> int:
     return sum(isinstance(ballot, list) for ballot in ballots)
 
 
-def _never(replies: list[Reply | None]) -> bool:
-    return False
+def _all_won(answers: list[list[Any]]) -> bool:
+    return all(vote == 1 for answer in answers for votes in answer for vote in votes)
 
 
 def _owners(leases: Iterable[Lease]) -> list[Owner]:

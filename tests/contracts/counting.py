@@ -2,8 +2,8 @@
 
 Run as a program it is one more node: ``python -m tests.contracts.counting
 '{"settings": {...}, "counter": path, "times": 100}'``. With ``"hold": name`` it takes that
-lock instead, prints ``held`` and keeps it until its input ends; with ``"fork": true`` a
-forked child waits beside it.
+lock instead, prints ``held`` and keeps it until its input ends; for each line of that it
+renews and prints whether it could. With ``"fork": true`` a forked child waits beside it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ def main(given: dict[str, Any]) -> None:
 
     backend = get_level(given.get("level", "standard")).backend
     if "hold" in given:
-        assert backend.acquire({given["hold"]: new_owner_token()}, TTL_MS)
+        ttl_ms = given.get("ttl_ms", TTL_MS)
+        won = backend.acquire({given["hold"]: new_owner_token()}, ttl_ms)
+        assert won
         if given.get("fork") and os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
         print("held", flush=True)
-        sys.stdin.read()
+        for _line in sys.stdin:
+            print("renewed" if backend.renew(won.values(), ttl_ms) else "lost", flush=True)
     else:
         count(backend, Path(given["counter"]), given["times"])
 

@@ -12,8 +12,9 @@ from distcron_app.locks.file import FileLockBackend
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.redis import RedisLockBackend
 from project.service_urls import cache_settings
-from tests.contracts.conftest import LOCK_DATABASE, quorum_caches
+from tests.contracts.conftest import LOCK_DATABASE
 from tests.contracts.lock_contract import LONG, SHORT, LockContract, spawn_node, take
+from tests.quorum import quorum_caches
 from tests.services import wait_for
 
 

@@ -521,10 +521,12 @@ class TcpProxy:
         while True:
             try:
                 client, _ = listener.accept()
+            except OSError:
+                # refuse() ended it.
+                return
+            try:
                 server = socket.create_connection((HOST, self._target_port))
             except OSError:
-                if listener.fileno() == -1 or listener is not self._listener:
-                    return
                 _shut(client)
                 continue
             _Link(self, client, server).start()

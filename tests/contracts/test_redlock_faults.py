@@ -13,6 +13,7 @@ from distcron_app.locks import get_level, new_owner_token, quorum_members
 from distcron_app.locks.redlock import Member
 from tests.contracts.lock_contract import LONG, spawn_node, take
 from tests.quorum import LOCK_DATABASE, MARKER, quorum_caches
+from tests.quorum_fuzz import Fuzz
 from tests.services import ClockedValkey, wait_for
 
 KEY = "{test:lock}:schedule:1"
@@ -379,7 +380,8 @@ class TestMemory:
                 file.truncate(size)
             forgetful.start()
             with forgetful.client(LOCK_DATABASE) as client:
-                assert client.keys() == [MARKER.encode()]
+                assert client.keys("*schedule*") == []
+                assert client.exists(MARKER)
             assert take(rival, "schedule:1") == {}
             assert farm.values("schedule:1") == [won["schedule:1"].owner_token, None, None]
 
@@ -474,3 +476,16 @@ class TestMembers:
         assert level.is_strict
         assert farm.values("schedule:1").count(won["schedule:1"].owner_token) >= 2
         level.backend.close()
+
+
+class TestFuzz:
+    def test_random_faults_give_no_second_holder(self, farm):
+        fuzz = Fuzz(farm, jitter_seconds=0.005)
+        fuzz.run(8)
+        assert fuzz.overlaps == []
+        assert len(fuzz.spans) > 30
+
+    def test_quorum_of_one_would_be_found_out(self, farm):
+        fuzz = Fuzz(farm, jitter_seconds=0.005, quorum=1)
+        fuzz.run(4)
+        assert fuzz.overlaps != []

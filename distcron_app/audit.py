@@ -36,7 +36,7 @@ def record(
     user: AbstractBaseUser | None = None,
     via: Via,
     verb: str,
-    target: models.Model,
+    target: models.Model | str,
     reason: str = "",
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
@@ -45,6 +45,7 @@ def record(
 ) -> AuditEntry:
     """Write one entry, and a LogEntry where ``user`` is given and the admin is installed.
 
+    ``target`` is the row that was changed, or the name of a lock that belongs to no row.
     ``log_message`` replaces the text of the LogEntry. Raise IntegrityError when an entry
     has the idempotency key already.
     """
@@ -53,15 +54,14 @@ def record(
         user_id=None if user is None else user.pk,
         via=via,
         verb=verb,
-        object_type=target._meta.model_name or "",
-        object_id=str(target.pk),
-        object_label=str(target)[:200],
+        **_object(target),
         reason=reason,
         before=None if before is None else masked(before),
         after=None if after is None else masked(after),
         idempotency_key=idempotency_key,
     )
-    if user is not None and apps.is_installed("django.contrib.admin"):
+    in_admin = apps.is_installed("django.contrib.admin")
+    if user is not None and in_admin and isinstance(target, models.Model):
         _mirror(entry, user, target, log_message or _sentence(entry))
     return entry
 
@@ -118,6 +118,16 @@ def _sentence(entry: AuditEntry) -> str:
         difference and f"({difference})",
     ]
     return " ".join(part for part in parts if part)
+
+
+def _object(target: models.Model | str) -> dict[str, str]:
+    if isinstance(target, str):
+        return {"object_type": "lock", "object_id": target[:40], "object_label": target[:200]}
+    return {
+        "object_type": target._meta.model_name or "",
+        "object_id": str(target.pk),
+        "object_label": str(target)[:200],
+    }
 
 
 def _short(value: Any) -> str:

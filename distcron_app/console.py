@@ -192,11 +192,13 @@ class TextConsole:
         return "good", _("database is back")
 
     def _on_locks_away(self, facts: Mapping[str, Any]) -> tuple[str, str]:
-        text = _("locks unavailable, the database decides alone: %s")
-        return "warning", text % facts["cause"]
+        if facts["waits"]:
+            text = _("lock level %(level)s unavailable, its schedules wait: %(cause)s")
+            return "failed", text % facts
+        return "warning", _("locks unavailable, the database decides alone: %(cause)s") % facts
 
     def _on_locks_back(self, facts: Mapping[str, Any]) -> tuple[str, str]:
-        return "good", _("locks are back")
+        return "good", _("locks are back (level %(level)s)") % facts
 
     def _on_draining(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         text = ngettext(

@@ -1,7 +1,7 @@
 """One tick: read what is due, plan, take the locks, claim.
 
-Every step works on the whole batch: one read, one lock call and one transaction,
-whether one schedule is due or a thousand. Whoever loses at the lock stops there and
+Every step works on the whole batch: one read, one lock call for each level in it and one
+transaction, whether one schedule is due or a thousand. Whoever loses at the lock stops there and
 asks the database nothing more about it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -20,11 +20,16 @@ from django.db import models
 from distcron_app import lifecycle, registry, timetable
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
-from distcron_app.errors import LockUnavailable, TimetableError, UnknownJob
+from distcron_app.errors import (
+    ConfigurationError,
+    LockUnavailable,
+    TimetableError,
+    UnknownJob,
+)
 from distcron_app.instants import DatabaseNow
-from distcron_app.leases import LeaseBook
+from distcron_app.leases import FindLevel, Grant, LeaseBook
 from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
-from distcron_app.locks import Lease, LockBackend, new_owner_token, schedule_lock_name
+from distcron_app.locks import Lease, Level, new_owner_token, schedule_lock_name
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Run,
@@ -71,6 +76,7 @@ class _Due:
     key: str
     job: str
     version: int
+    lock_level: str
     ends_at: datetime | None
     calendar_id: int | None
     calendar_revision: UUID | None
@@ -114,22 +120,28 @@ _COLUMNS = (*_OWN, *TIMETABLE_FIELDS)
 
 
 class Dispatcher:
-    """Claims due occurrences and queued runs for one node."""
+    """Claims due occurrences and queued runs for one node.
+
+    ``away`` maps the name of each lock level that did not answer to the cause. At a gate
+    level the database decides alone meanwhile; what a strict level guards stays due.
+    """
 
     def __init__(
-        self, *, config: Config, clock: Clock, backend: LockBackend, leases: LeaseBook
+        self, *, config: Config, clock: Clock, find_level: FindLevel, leases: LeaseBook
     ) -> None:
         self._config = config
         self._clock = clock
-        self._backend = backend
+        self._find_level = find_level
         self._leases = leases
+        self.away: dict[str, str] = {}
+        # Those of them whose breaker was seen open: when it closes, they are back.
+        self._opened: set[str] = set()
         # Schedule to (instant it was lost at, monotonic time to look again).
         self._standing_back: dict[int, tuple[datetime, float]] = {}
-        # Owner token to lock name and lease of claims whose COMMIT was not answered.
-        self._unsettled: dict[str, tuple[str, Lease | None]] = {}
+        # Owner token to what was granted for claims whose COMMIT was not answered.
+        self._unsettled: dict[str, Grant] = {}
         # The database's clock at the last read; before the first read nothing is claimed.
         self._database_time = datetime.min.replace(tzinfo=UTC)
-        self.degraded_cause = ""
         # Until the next queued run is due, at most a poll.
         self.queued_wait_seconds = config.poll_seconds
 
@@ -169,15 +181,16 @@ class Dispatcher:
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
         found = list(
             Run.objects.queued_due(within_seconds=self._config.poll_seconds)
+            .exclude(schedule__lock_level__in=self._waiting_levels())
             .annotate(now=DatabaseNow())
-            .values_list("pk", "schedule_id", "due_at", "now")[:limit]
+            .values_list("pk", "schedule_id", "due_at", "now", "schedule__lock_level")[:limit]
         )
         self.queued_wait_seconds = self._config.poll_seconds
         rows = [row for row in found if row[2] <= row[3]]
         if found:
             self._database_time = found[0][3]
         if len(rows) < len(found):
-            _, _, due_at, now = found[len(rows)]
+            _, _, due_at, now, _ = found[len(rows)]
             self.queued_wait_seconds = (due_at - now).total_seconds()
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
         oldest = {row[1]: row for row in reversed(rows)}
@@ -186,18 +199,18 @@ class Dispatcher:
         chosen = chosen[:capacity]
         if not chosen:
             return Claimed()
-        tokens = {pk: new_owner_token() for pk, *_ in chosen}
-        names = {pk: schedule_lock_name(schedule_id) for pk, schedule_id, *_ in chosen}
-        leases = self._acquire({names[pk]: token for pk, token in tokens.items()})
-        mine = {
-            pk: tokens[pk]
-            for pk, _, due_at, now in chosen
-            if leases is None
-            or names[pk] in leases
-            or (now - due_at).total_seconds() > self._stuck_after_seconds
-        }
-        self._remember({token: names[pk] for pk, token in mine.items()}, leases)
-        claimed = lifecycle.claim_queued(mine, node_id)
+        wanted = {pk: self._grant(schedule_id, level) for pk, schedule_id, _, _, level in chosen}
+        granted = self._acquire(grant for grant in wanted.values() if grant is not None)
+        mine: dict[int, Grant] = {}
+        for pk, _, due_at, now, _ in chosen:
+            grant = wanted[pk]
+            late_seconds = (now - due_at).total_seconds()
+            if grant is not None and self._may_claim(grant, granted, late_seconds):
+                mine[pk] = granted.get(grant.owner_token, grant)
+        self._remember(mine.values())
+        claimed = lifecycle.claim_queued(
+            {pk: grant.owner_token for pk, grant in mine.items()}, node_id
+        )
         self._take(claimed.runs)
         return claimed
 
@@ -213,7 +226,9 @@ class Dispatcher:
         return runs
 
     def _read_due(self, capacity: int) -> list[_Due]:
-        schedules = Schedule.objects.due(within_seconds=self._config.poll_seconds)
+        schedules = Schedule.objects.due(within_seconds=self._config.poll_seconds).exclude(
+            lock_level__in=self._waiting_levels()
+        )
         if capacity <= 0:
             schedules = schedules.filter(pk__in=self._leases.schedules())
         limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
@@ -256,7 +271,7 @@ class Dispatcher:
         for row in rows:
             try:
                 decision = self._decision(row)
-            except (TimetableError, UnknownJob) as error:
+            except (TimetableError, UnknownJob, ConfigurationError) as error:
                 Schedule.objects.filter(pk=row.pk, version=row.version).mark_invalid(str(error))
                 invalid.append(row.key)
             else:
@@ -272,6 +287,7 @@ class Dispatcher:
             if row.late_seconds <= self._config.misfire_grace_seconds:
                 return None
             raise
+        self._find_level(row.lock_level)
         exclusions = row.exclusions
         if exclusions is not None and exclusions.excluded(row.next_run_at):
             return _skipping(row, exclusions)
@@ -300,24 +316,32 @@ class Dispatcher:
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
     ) -> tuple[Claimed, tuple[str, ...]]:
         here = self._leases.schedules()
-        names = {pk: schedule_lock_name(pk) for pk in rows}
-        leases = self._acquire(
-            {
-                names[decision.schedule_id]: decision.owner_token
-                for decision in decisions
-                if decision.schedule_id not in here
-            }
+        wanted = {
+            decision.owner_token: Grant(
+                level=self._find_level(rows[decision.schedule_id].lock_level),
+                name=schedule_lock_name(decision.schedule_id),
+                owner_token=decision.owner_token,
+            )
+            for decision in decisions
+        }
+        granted = self._acquire(
+            wanted[decision.owner_token]
+            for decision in decisions
+            if decision.schedule_id not in here
         )
         kept: list[Decision] = []
         stood_back: list[str] = []
         for decision in decisions:
-            row = rows[decision.schedule_id]
-            won = leases is None or names[row.pk] in leases or row.pk in here
-            if won or row.late_seconds > self._stuck_after_seconds:
+            row, grant = rows[decision.schedule_id], wanted[decision.owner_token]
+            if self._may_claim(grant, granted, row.late_seconds):
                 kept.append(decision)
-            elif self._stand_back(row):
+            elif row.pk in here:
+                # Only what overlaps is decided here; at a gate the lock may be ours already.
+                only_beside = grant.level.is_strict
+                kept.append(dataclasses.replace(decision, only_beside=only_beside))
+            elif self._stand_back(row) and grant.level.name not in self.away:
                 stood_back.append(row.key)
-        self._remember({d.owner_token: names[d.schedule_id] for d in kept}, leases)
+        self._remember((wanted | granted)[decision.owner_token] for decision in kept)
         claimed = lifecycle.claim(kept, node_id)
         self._take(claimed.runs)
         return claimed, tuple(stood_back)
@@ -326,17 +350,76 @@ class Dispatcher:
     def _stuck_after_seconds(self) -> float:
         return self._config.lock_ttl_seconds + BACKSTOP_SECONDS
 
-    def _acquire(self, wanted: Mapping[str, str]) -> dict[str, Lease] | None:
-        """Return the leases that were won; None when the backend is away and nothing is gated."""
-        if not wanted:
-            return {}
+    def _grant(self, schedule_id: int, level: str) -> Grant | None:
+        """Return what to ask for; None where the level cannot be used and nothing may start."""
         try:
-            leases = self._backend.acquire(wanted, int(self._config.lock_ttl_seconds * 1000))
-        except LockUnavailable as error:
-            self.degraded_cause = error.cause
+            found = self._find_level(level)
+        except ConfigurationError as error:
+            self.away[level] = error.problem
             return None
-        self.degraded_cause = ""
+        return Grant(
+            level=found, name=schedule_lock_name(schedule_id), owner_token=new_owner_token()
+        )
+
+    def _acquire(self, wanted: Iterable[Grant]) -> dict[str, Grant]:
+        """Ask each level once; return what was won by owner token, and keep ``away`` true."""
+        by_level: dict[str, list[Grant]] = {}
+        for grant in wanted:
+            by_level.setdefault(grant.level.name, []).append(grant)
+        granted: dict[str, Grant] = {}
+        for name, grants in by_level.items():
+            leases = self._ask(grants[0].level, grants)
+            for grant in grants:
+                if grant.name in leases:
+                    granted[grant.owner_token] = dataclasses.replace(
+                        grant, lease=leases[grant.name]
+                    )
+            logger.debug("locks level=%s wanted=%d won=%d", name, len(grants), len(leases))
+        return granted
+
+    def _ask(self, level: Level, grants: Sequence[Grant]) -> dict[str, Lease]:
+        try:
+            leases = level.backend.acquire(
+                {grant.name: grant.owner_token for grant in grants},
+                int(self._config.lock_ttl_seconds * 1000),
+            )
+        except LockUnavailable as error:
+            self.away[level.name] = error.cause
+            return {}
+        self.away.pop(level.name, None)
         return leases
+
+    def _may_claim(self, grant: Grant, granted: Mapping[str, Grant], late_seconds: float) -> bool:
+        """Return True for a lock that was won, and at a gate level for one that may be ignored.
+
+        It is ignored while its backend is away, and when the work is so late that the lock
+        must be stuck or planted.
+        """
+        if grant.owner_token in granted:
+            return True
+        is_away = grant.level.name in self.away
+        return not grant.level.is_strict and (is_away or late_seconds > self._stuck_after_seconds)
+
+    def _waiting_levels(self) -> list[str]:
+        """Return the strict levels that are known to be away.
+
+        What they guard is not even read: it would fill the batch, and others would wait.
+        """
+        waiting: list[str] = []
+        for name in list(self.away):
+            try:
+                level = self._find_level(name)
+            except ConfigurationError:
+                waiting.append(name)
+                continue
+            if level.backend.state == "open":
+                self._opened.add(name)
+                if level.is_strict:
+                    waiting.append(name)
+            elif name in self._opened:
+                self._opened.remove(name)
+                del self.away[name]
+        return waiting
 
     def _stand_back(self, row: _Due) -> bool:
         """Leave the schedule alone for a moment; return True the first time for this instant."""
@@ -347,23 +430,19 @@ class Dispatcher:
         self._standing_back[row.pk] = (row.next_run_at, again)
         return known_at != row.next_run_at
 
-    def _remember(self, names: Mapping[str, str], leases: Mapping[str, Lease] | None) -> None:
-        for token, name in names.items():
-            self._unsettled[token] = (name, (leases or {}).get(name))
+    def _remember(self, grants: Iterable[Grant]) -> None:
+        self._unsettled.update((grant.owner_token, grant) for grant in grants)
 
     def _take(self, runs: Collection[ClaimedRun]) -> None:
         """Enter what was committed into the book of leases and release the rest."""
         for run in runs:
-            name, lease = self._unsettled.pop(run.owner_token)
             self._leases.hold(
                 run.run_id,
                 schedule_id=run.schedule_id,
-                name=name,
-                owner_token=run.owner_token,
-                lease=lease,
+                grant=self._unsettled.pop(run.owner_token),
                 since=self._database_time,
             )
-        unused = [lease for _, lease in self._unsettled.values() if lease is not None]
+        unused = list(self._unsettled.values())
         self._unsettled.clear()
         self._leases.release(unused)
 

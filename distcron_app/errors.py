@@ -116,13 +116,15 @@ class LockUnavailable(LockError):
     """The backend did not answer in time, or refused to write.
 
     It says nothing about who owns the lock: the request may have been carried out.
+    ``refused`` is True where the backend answered with an error, so it is not gone.
     """
 
-    def __init__(self, backend: str, cause: str) -> None:
+    def __init__(self, backend: str, cause: str, *, refused: bool = False) -> None:
         text = _("Lock backend %(backend)r: unavailable, %(cause)s.")
         super().__init__(text % {"backend": backend, "cause": cause})
         self.backend = backend
         self.cause = cause
+        self.refused = refused
 
 
 class LockNotAcquired(LockError):

@@ -18,7 +18,6 @@ from django.db import DatabaseError, InterfaceError, connection
 from distcron_app import nodes
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
-from distcron_app.errors import LockUnavailable
 from distcron_app.instants import database_now
 from distcron_app.leases import LeaseBook
 from distcron_app.nodes import Vitals
@@ -175,11 +174,7 @@ class Keeper:
         self._offset = theirs - (before + (after - before) / 2)
 
     def _renew(self) -> None:
-        try:
-            lost = self._leases.renew()
-        except LockUnavailable as error:
-            logger.info("renew_failed error=%s", error)
-            return
+        lost = self._leases.renew()
         if lost:
             with self._lock:
                 self._lost.update(lost)

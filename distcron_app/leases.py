@@ -8,23 +8,39 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
+from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
-from distcron_app.locks import Lease, LockBackend
+from distcron_app.locks import Lease, Level
 
-__all__ = ["LeaseBook"]
+__all__ = ["FindLevel", "Grant", "LeaseBook"]
 
 logger = logging.getLogger("distcron.leases")
+
+# Returns a lock level by its name; raises ConfigurationError for one that cannot be used.
+FindLevel = Callable[[str], Level]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A lock that is wanted or was won: where, under which name and owner token.
+
+    ``lease`` is None where the database alone decided, because the backend of a gate
+    was away or the lock was stuck.
+    """
+
+    level: Level
+    name: str
+    owner_token: str
+    lease: Lease | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class _Holding:
     schedule_id: int
-    name: str
-    owner_token: str
-    lease: Lease | None
+    grant: Grant
     since: datetime
     lost: bool = False
 
@@ -32,32 +48,22 @@ class _Holding:
 class LeaseBook:
     """Maps each run of this node to the lease on its schedule.
 
-    A run may be without a lease: it was claimed by the database alone, because the
-    backend was away or the lock was stuck. The keeper then tries to get it later.
+    A run at a gate level may be without a lease; the keeper then tries to get it later.
     """
 
-    def __init__(self, backend: LockBackend, ttl_ms: int) -> None:
-        self._backend = backend
+    def __init__(self, ttl_ms: int, *, clock: Clock | None = None) -> None:
         self._ttl_ms = ttl_ms
+        self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._holdings: dict[int, _Holding] = {}
 
-    def hold(
-        self,
-        run_id: int,
-        *,
-        schedule_id: int,
-        name: str,
-        owner_token: str,
-        lease: Lease | None,
-        since: datetime,
-    ) -> None:
-        """Enter a run with the lease that was acquired for it, or None.
+    def hold(self, run_id: int, *, schedule_id: int, grant: Grant, since: datetime) -> None:
+        """Enter a run with what was granted for it.
 
         ``since`` is when it was claimed, aware, by the database's clock.
         """
         with self._lock:
-            self._holdings[run_id] = _Holding(schedule_id, name, owner_token, lease, since)
+            self._holdings[run_id] = _Holding(schedule_id, grant, since)
 
     def schedules(self) -> dict[int, datetime]:
         """Return the schedules of this node's runs, with when the newest was claimed."""
@@ -65,59 +71,96 @@ class LeaseBook:
             return {held.schedule_id: held.since for held in self._holdings.values()}
 
     def let_go(self, run_ids: Iterable[int]) -> None:
-        """Release the leases of runs that ended, in one call.
+        """Release the leases of runs that ended, by one call for each level.
 
         A backend that is away is not an error: the keys expire by themselves.
         """
         with self._lock:
             gone = [self._holdings.pop(run_id, None) for run_id in run_ids]
-        self.release([held.lease for held in gone if held is not None and held.lease is not None])
+        self.release(held.grant for held in gone if held is not None)
 
-    def release(self, leases: Collection[Lease]) -> None:
+    def release(self, grants: Iterable[Grant]) -> None:
         """Release leases that belong to no run, as those of claims that were lost."""
-        if not leases:
-            return
-        try:
-            self._backend.release(leases)
-        except LockUnavailable as error:
-            logger.info("release_failed count=%d error=%s", len(leases), error)
+        by_level: dict[str, list[Grant]] = {}
+        for grant in grants:
+            if grant.lease is not None:
+                by_level.setdefault(grant.level.name, []).append(grant)
+        for same in by_level.values():
+            try:
+                same[0].level.backend.release([each.lease for each in same if each.lease])
+            except LockUnavailable as error:
+                logger.info("release_failed count=%d error=%s", len(same), error)
 
     def renew(self) -> dict[int, str]:
-        """Extend every lease by one call; return run id to cause for those that are lost.
+        """Extend every lease by one call for each level; return run id to cause of the lost.
 
-        A key that is missing is taken again under the same owner token: the backend was
-        wiped, and the database still says that the run is ours. It is lost only when
-        somebody else holds it. Raise LockUnavailable when the backend does not answer;
-        nothing is lost by that.
+        At a gate level a key that is missing is taken again under the same owner token:
+        the backend was wiped, and the database still says that the run is ours. It is lost
+        only when somebody else holds it, and never because the backend does not answer. At
+        a strict level a lease is lost when its lock was gone for a moment, and while the
+        backend is away as soon as it would end before the next try.
         """
         with self._lock:
             current = {run_id: held for run_id, held in self._holdings.items() if not held.lost}
-        leases = [held.lease for held in current.values() if held.lease is not None]
-        renewed = self._backend.renew(leases, self._ttl_ms) if leases else {}
-        missing = {run_id: held for run_id, held in current.items() if held.name not in renewed}
-        taken = (
-            self._backend.acquire(
-                {held.name: held.owner_token for held in missing.values()}, self._ttl_ms
-            )
-            if missing
-            else {}
-        )
-        return self._enter(current, renewed | taken)
-
-    def _enter(self, current: dict[int, _Holding], leases: dict[str, Lease]) -> dict[int, str]:
+        by_level: dict[str, dict[int, _Holding]] = {}
+        for run_id, held in current.items():
+            by_level.setdefault(held.grant.level.name, {})[run_id] = held
         lost: dict[int, str] = {}
-        stray: list[Lease] = []
+        for same in by_level.values():
+            try:
+                lost |= self._enter(same, self._renewed(same))
+            except LockUnavailable as error:
+                logger.info("renew_failed error=%s", error)
+                lost |= self._expire(same, error.cause)
+        return lost
+
+    def _renewed(self, holdings: Mapping[int, _Holding]) -> dict[str, Lease]:
+        level = next(iter(holdings.values())).grant.level
+        leases = [held.grant.lease for held in holdings.values() if held.grant.lease is not None]
+        renewed = level.backend.renew(leases, self._ttl_ms) if leases else {}
+        missing = {
+            held.grant.name: held.grant.owner_token
+            for held in holdings.values()
+            if held.grant.name not in renewed
+        }
+        if missing and not level.is_strict:
+            renewed |= level.backend.acquire(missing, self._ttl_ms)
+        return renewed
+
+    def _enter(self, holdings: Mapping[int, _Holding], leases: dict[str, Lease]) -> dict[int, str]:
+        lost: dict[int, str] = {}
+        stray: list[Grant] = []
         with self._lock:
-            for run_id, held in current.items():
-                lease = leases.get(held.name)
-                if self._holdings.get(run_id) is not held:
-                    # The run ended while its lease was being renewed.
-                    if lease is not None:
-                        stray.append(lease)
-                elif lease is not None:
-                    held.lease = lease
-                elif held.lease is not None:
-                    held.lease, held.lost = None, True
-                    lost[run_id] = f"lock {held.name!r} is held by another owner"
+            for run_id, held in holdings.items():
+                lease = leases.get(held.grant.name)
+                if lease is not None:
+                    grant = dataclasses.replace(held.grant, lease=lease)
+                    if self._holdings.get(run_id) is held:
+                        held.grant = grant
+                    else:
+                        # The run ended while its lease was being renewed.
+                        stray.append(grant)
+                elif self._holdings.get(run_id) is held and held.grant.lease is not None:
+                    held.lost = True
+                    lost[run_id] = self._cause(held.grant)
         self.release(stray)
         return lost
+
+    def _expire(self, holdings: Mapping[int, _Holding], cause: str) -> dict[int, str]:
+        now = self._clock.monotonic()
+        lost: dict[int, str] = {}
+        with self._lock:
+            for run_id, held in holdings.items():
+                lease = held.grant.lease
+                if lease is None or not held.grant.level.is_strict:
+                    continue
+                # The next try comes a third of the TTL from now: too late for this one.
+                if lease.expires_at <= now + self._ttl_ms / 3000:
+                    held.lost = True
+                    lost[run_id] = f"lock {lease.name!r} could not be renewed, {cause}"
+        return lost
+
+    def _cause(self, grant: Grant) -> str:
+        if grant.level.is_strict:
+            return f"lock {grant.name!r} is gone at level {grant.level.name!r}"
+        return f"lock {grant.name!r} is held by another owner"

@@ -19,8 +19,9 @@ from redis.retry import Retry
 
 from distcron_app.conf import Config, get_config
 from distcron_app.errors import ConfigurationError
+from distcron_app.locks.cluster import ClusterConnectionFactory
 from distcron_app.locks.file import directory_problem
-from distcron_app.locks.redis import pool_timeouts
+from distcron_app.locks.link import pool_timeouts
 
 __all__ = ["check_lock_settings"]
 
@@ -43,6 +44,7 @@ TTL_TOO_SHORT = "distcron.W013"
 RETRIES = "distcron.W014"
 
 _REDIS_CACHE = "django_redis.cache.RedisCache"
+_CLUSTER_FACTORY = "distcron_app.locks.cluster.ClusterConnectionFactory"
 _JSON = "django_redis.serializers.json.JSONSerializer"
 # Longest socket timeout with which a hung Redis costs a tick about one second.
 _TIMEOUT_LIMIT_SECONDS = 1.0
@@ -137,9 +139,7 @@ def _check_distinct_servers(aliases: Sequence[str]) -> Iterator[CheckMessage]:
                         "server, %(server)s. Its failure takes two votes at once."
                     )
                     % {"alias": alias, "other": first, "server": _server(location)},
-                    hint=_(
-                        "Give each alias a server of its own; another database number is not enough."
-                    ),
+                    hint=_("Give each alias a server of its own, not a database number alone."),
                     id=SERVER_TWICE,
                 )
 
@@ -240,8 +240,47 @@ def _check_client_class(alias: str, given: Mapping[str, Any]) -> Iterator[CheckM
         yield Error(
             _("CACHES[%(alias)r] uses %(client)s, which cannot carry locks on a batch of names.")
             % {"alias": alias, "client": client if not supported else redis_client},
-            hint=_("Remove CLIENT_CLASS and REDIS_CLIENT_CLASS, or use the SentinelClient."),
+            hint=_(
+                "Remove CLIENT_CLASS and REDIS_CLIENT_CLASS, or use the SentinelClient. For a "
+                "Redis Cluster set CONNECTION_FACTORY to %(factory)s."
+            )
+            % {"factory": _CLUSTER_FACTORY},
             id=CLIENT_UNSUPPORTED,
+        )
+    elif _is_cluster(given):
+        yield from _check_cluster(alias, given)
+
+
+def _check_cluster(alias: str, given: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    client = _options(given).get("CLIENT_CLASS", "")
+    local = [location for location in _locations(given) if location.startswith("unix://")]
+    if "SentinelClient" in client or local:
+        yield Error(
+            _("CACHES[%(alias)r] names a Redis Cluster and %(other)s. Only one can carry locks.")
+            % {"alias": alias, "other": local[0] if local else client},
+            hint=_("Remove CLIENT_CLASS, and name a node as redis://host:port in LOCATION."),
+            id=CLIENT_UNSUPPORTED,
+        )
+    elif any(number != 0 for _server, number in _databases(given)):
+        yield Error(
+            _("CACHES[%(alias)r] names a database number, but a Redis Cluster has only 0.")
+            % {"alias": alias},
+            hint=_("Write LOCATION as redis://host:port, and keep caches out of this Cluster."),
+            id=CLIENT_UNSUPPORTED,
+        )
+
+
+def _check_sentinels(alias: str, given: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    limits = _options(given).get("SENTINEL_KWARGS")
+    if limits is not None and not {"socket_timeout", "socket_connect_timeout"} <= set(limits):
+        yield Error(
+            _(
+                "SENTINEL_KWARGS of CACHES[%(alias)r] has no socket_timeout or no "
+                "socket_connect_timeout. A sentinel that hangs stops the node."
+            )
+            % {"alias": alias},
+            hint=_("Set both to 0.2, or leave SENTINEL_KWARGS out to use those of the alias."),
+            id=NO_TIME_LIMIT,
         )
 
 
@@ -382,7 +421,8 @@ def _databases(given: Mapping[str, Any]) -> set[tuple[str, int]]:
     """Return (server, database number) of each Redis location of one alias."""
     options = _options(given)
     default = options.get("db", options.get("DB", _pool_options(given).get("db", 0)))
-    return {
+    others = options.get("CLUSTER_NODES", ()) if _is_cluster(given) else ()
+    return {(_server(f"redis://{host}:{port}"), 0) for host, port in others} | {
         (_server(location), int(_parsed(location).get("db", default)))
         for location in _locations(given)
         if location.startswith(("redis://", "rediss://", "unix://"))
@@ -406,6 +446,12 @@ def _parsed(location: str) -> dict[str, Any]:
         return {"host": urlsplit(location).hostname or "localhost"}
 
 
+def _is_cluster(given: Mapping[str, Any]) -> bool:
+    everywhere = getattr(settings, "DJANGO_REDIS_CONNECTION_FACTORY", "")
+    factory = _options(given).get("CONNECTION_FACTORY") or everywhere
+    return _is_subclass(factory, ClusterConnectionFactory)
+
+
 def _is_subclass(path: str, base: type) -> bool:
     try:
         found = import_string(path)
@@ -419,6 +465,7 @@ _ALIAS_CHECKS: tuple[_Check, ...] = (
     _check_ignored_exceptions,
     _check_servers,
     _check_client_class,
+    _check_sentinels,
     _check_shared_database,
     _check_sessions,
     _check_serializer,

@@ -1,4 +1,4 @@
-"""What people do to schedules besides editing them: run now, pause, resume.
+"""What people do besides editing schedules: run now, pause, resume, release a lock.
 
 Admin, pages and command line call these, so that all three behave alike: each change
 is one transaction together with its audit entry, nodes are told on commit, and a form
@@ -17,8 +17,10 @@ from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
 from distcron_app import audit, lifecycle, registry, wakeup
-from distcron_app.errors import ScheduleBusy, UnknownJob
+from distcron_app.conf import STANDARD
+from distcron_app.errors import LockUnavailable, ScheduleBusy, UnknownJob
 from distcron_app.instants import database_now
+from distcron_app.locks import get_level, schedule_id_of
 from distcron_app.models import AuditEntry, Run, Schedule
 
 if TYPE_CHECKING:
@@ -26,14 +28,18 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 __all__ = [
+    "FORCE_RELEASE_LOCK",
     "MANAGE_SCHEDULES",
     "PAUSE_SCHEDULE",
     "RUN_SCHEDULE",
     "VIEW_DASHBOARD",
+    "VIEW_LOCK",
     "VIEW_OUTPUT",
+    "LockRelease",
     "StateChange",
     "job_permission",
     "pause",
+    "release_lock",
     "resume",
     "run_now",
 ]
@@ -43,6 +49,8 @@ PAUSE_SCHEDULE = "distcron.pause_schedule"
 MANAGE_SCHEDULES = "distcron.change_schedule"
 VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"
+VIEW_LOCK = "distcron.view_lock"
+FORCE_RELEASE_LOCK = "distcron.force_release_lock"
 
 REASON_LENGTH = 500
 _STATE_FIELDS = ("state", "state_reason", "state_by", "state_at")
@@ -54,6 +62,22 @@ class StateChange:
 
     changed: tuple[Schedule, ...] = ()
     unchanged: tuple[Schedule, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LockRelease:
+    """What the release of a lock did.
+
+    ``was_held`` is None where the backend did not answer, for the ``problem`` it had: the
+    lock then ends by itself. ``fencing_token`` is None for a lock that is no schedule's.
+    """
+
+    name: str
+    was_held: bool | None = None
+    problem: str = ""
+    fencing_token: int | None = None
+    requeued: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 def job_permission(job: str) -> str | None:
@@ -158,6 +182,91 @@ def resume(
 
     author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
     return _change_all(schedules, "resume", go_on, author, idempotency_key)
+
+
+def release_lock(
+    name: str,
+    *,
+    level: str = STANDARD,
+    reason: str,
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    idempotency_key: str | None = None,
+) -> LockRelease:
+    """End a lock whoever holds it, by its full name as the console shows it.
+
+    Where it is a schedule's, at that schedule's level whatever ``level`` says: its active
+    runs are taken from their node first, with a larger fencing token, so that the holder
+    can neither start nor finish them; it is told by the next sweep, at once where the
+    wake-up arrives. Blocks for one call to the backend. Raise ValueError without a reason,
+    ConfigurationError for an unknown level.
+    """
+    if not reason.strip():
+        raise ValueError(_("Reason: missing. Say why the lock is taken from its holder."))
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    _check_reason(author.reason)
+    key = _row_key("release_lock:" + name, 0, idempotency_key)
+    earlier = _release_of(key)
+    if earlier is not None:
+        return earlier
+    schedule = Schedule.objects.filter(pk=schedule_id_of(name) or 0).first()
+    backend = get_level(level if schedule is None else schedule.lock_level).backend
+    try:
+        with transaction.atomic():
+            done = _disown(name, schedule, author, key)
+    except IntegrityError:
+        # The other click of a double click committed first.
+        earlier = _release_of(key)
+        if earlier is None:
+            raise
+        return earlier
+    try:
+        done = dataclasses.replace(done, was_held=backend.force_release(name))
+    except LockUnavailable as error:
+        done = dataclasses.replace(done, problem=error.cause)
+    wakeup.announce()
+    return done
+
+
+def _disown(name: str, schedule: Schedule | None, author: _Author, key: str | None) -> LockRelease:
+    done = LockRelease(name=name)
+    if schedule is not None:
+        released = lifecycle.release(schedule.pk)
+        done = LockRelease(
+            name=name,
+            fencing_token=released.fencing_token,
+            requeued=released.runs.requeued,
+            lost=released.runs.lost,
+        )
+    audit.record(
+        actor=author.actor,
+        user=author.user,
+        via=author.via,
+        verb="release_lock",
+        target=name if schedule is None else schedule,
+        reason=author.reason,
+        after={
+            "lock": name,
+            "fencing_token": done.fencing_token,
+            "requeued": list(done.requeued),
+            "lost": list(done.lost),
+        },
+        idempotency_key=key,
+    )
+    return done
+
+
+def _release_of(key: str | None) -> LockRelease | None:
+    entry = None if key is None else _entries(key).first()
+    if entry is None or entry.after is None:
+        return None
+    return LockRelease(
+        name=entry.after["lock"],
+        fencing_token=entry.after["fencing_token"],
+        requeued=tuple(entry.after["requeued"]),
+        lost=tuple(entry.after["lost"]),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

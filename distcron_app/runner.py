@@ -29,7 +29,7 @@ from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
 from distcron_app.context import JobContext, entered
-from distcron_app.errors import InvalidArguments, UnknownJob
+from distcron_app.errors import InvalidArguments, LeaseLost, UnknownJob
 
 __all__ = ["Assignment", "Outcome", "execute"]
 
@@ -96,13 +96,14 @@ class Outcome:
     """How an attempt ended. All text is masked, storable and bounded.
 
     ``reason`` is empty for a success, else error, exit_code, job_not_found or
-    invalid_arguments. ``result`` is JSON; another value is kept as
-    ``{"repr": "..."}``. ``error`` is one line of at most 500 characters.
+    invalid_arguments; lease_lost for a job that stopped when its context told it to.
+    ``result`` is JSON; another value is kept as ``{"repr": "..."}``. ``error`` is one
+    line of at most 500 characters.
     """
 
     run_id: int
     fencing_token: int
-    state: Literal["succeeded", "failed"]
+    state: Literal["succeeded", "failed", "cancelled"]
     reason: str = ""
     result: Any = None
     error: str = ""
@@ -154,11 +155,14 @@ def _attempt(assignment: Assignment, context: JobContext) -> dict[str, Any]:
         return _failure("error", error, assignment, with_traceback=True)
     if job.signature.context_parameter is not None:
         values[job.signature.context_parameter] = context
-    return _call(job.function, values, assignment)
+    return _call(job.function, values, assignment, context)
 
 
 def _call(
-    function: Callable[..., Any], values: dict[str, Any], assignment: Assignment
+    function: Callable[..., Any],
+    values: dict[str, Any],
+    assignment: Assignment,
+    context: JobContext,
 ) -> dict[str, Any]:
     try:
         result = function(**values)
@@ -173,6 +177,11 @@ def _call(
         return _failure("exit_code", error, assignment, with_traceback=True)
     except subprocess.CalledProcessError as error:
         return _failure("exit_code", error, assignment, with_traceback=True)
+    except LeaseLost as error:
+        if not context.cancelled:
+            # Of a lock that the job took by itself.
+            return _failure("error", error, assignment, with_traceback=True)
+        return _failure("lease_lost", error, assignment) | {"state": "cancelled"}
     except BaseException as error:  # noqa: BLE001 - whatever a job raises ends this run only
         return _failure("error", error, assignment, with_traceback=True)
     return {"state": "succeeded", "result": _storable(result, assignment.arguments)}

@@ -29,11 +29,11 @@ from distcron_app import lifecycle, nodes, signals
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.dispatch import Dispatcher, Tick
+from distcron_app.errors import ConfigurationError
 from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool, Progressed
 from distcron_app.keeper import Keeper
-from distcron_app.leases import LeaseBook
+from distcron_app.leases import FindLevel, LeaseBook
 from distcron_app.lifecycle import ClaimedRun, Finished, SkippedRun
-from distcron_app.locks import LockBackend
 from distcron_app.maintenance import Sweeper, Swept
 from distcron_app.models import Run
 from distcron_app.runner import Assignment, Outcome
@@ -75,7 +75,7 @@ class Scheduler:
         *,
         config: Config,
         pool: ProcessPool,
-        backend: LockBackend,
+        find_level: FindLevel,
         report: Report,
         clock: Clock | None = None,
     ) -> None:
@@ -83,9 +83,10 @@ class Scheduler:
         self._pool = pool
         self._report = report
         self._clock = clock or Clock()
-        self._leases = LeaseBook(backend, int(config.lock_ttl_seconds * 1000))
+        self._find_level = find_level
+        self._leases = LeaseBook(int(config.lock_ttl_seconds * 1000), clock=self._clock)
         self._dispatcher = Dispatcher(
-            config=config, clock=self._clock, backend=backend, leases=self._leases
+            config=config, clock=self._clock, find_level=find_level, leases=self._leases
         )
         self._sweeper = Sweeper(config=config, clock=self._clock)
         self._keeper = Keeper(
@@ -106,7 +107,10 @@ class Scheduler:
         self._draining_until: float | None = None
         self._database_cause = ""
         self._failures = 0
-        self._lock_cause = ""
+        self._away: dict[str, str] = {}
+        # Runs that were told that they lost their lease, and what is not yet noted of it.
+        self._told: set[int] = set()
+        self._unnoted: dict[int, str] = {}
 
     def run(self) -> int:
         """Register, loop until a signal, drain, leave; return the exit code."""
@@ -135,7 +139,7 @@ class Scheduler:
             "unwritten": len(self._outcomes),
             "draining": self._draining_until is not None,
             "database": self._database_cause or "up",
-            "locks": self._lock_cause or "up",
+            "locks": "; ".join(f"{name}: {why}" for name, why in self._away.items()) or "up",
         }
 
     # --- the loop -----------------------------------------------------------
@@ -297,7 +301,7 @@ class Scheduler:
                 fencing_token=run.fencing_token,
                 owner_token=run.owner_token,
                 state=outcome.state,
-                reason=outcome.reason,
+                reason=self._reason(outcome),
                 finished_at=self._keeper.database_time(),
                 result=outcome.result,
                 error=outcome.error,
@@ -305,6 +309,11 @@ class Scheduler:
                 traceback=outcome.traceback,
             )
         )
+
+    def _reason(self, outcome: Outcome) -> str:
+        """Return why it ended; a job that the end of the drain stopped has lost no lease."""
+        stopping = outcome.state == "cancelled" and self._draining_until is not None
+        return Run.Reason.SHUTDOWN if stopping else outcome.reason
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
@@ -329,11 +338,29 @@ class Scheduler:
         if not (force or full or self._clock.monotonic() >= self._flush_at):
             return
         reports = self._outcomes[: self._config.batch_size]
+        self._repeat([report for report in reports if self._may_repeat(report)])
         result = lifecycle.finish(reports)
         del self._outcomes[: len(reports)]
         for report in reports:
             self._tell_finished(report, result)
         self._forget(report.run_id for report in reports)
+
+    def _may_repeat(self, report: Finished) -> bool:
+        """Return True for a job that stopped half-way although it is to run at least once."""
+        delivery = self._owned[report.run_id].delivery
+        return report.state == Run.State.CANCELLED and delivery == "at_least_once"
+
+    def _repeat(self, reports: list[Finished]) -> None:
+        """Queue the runs again; where that is used up, the report is what is left to say."""
+        for report in reports:
+            recovered = lifecycle.recover_owned(
+                [self._owned[report.run_id]],
+                reason=report.reason,
+                unknown=Run.State.CANCELLED,
+                detail=report.error,
+            )
+            if recovered.requeued:
+                self._report("recovered", requeued=recovered.requeued, lost=())
 
     def _tell_finished(self, report: Finished, result: lifecycle.FinishResult) -> None:
         run = self._owned[report.run_id]
@@ -364,17 +391,18 @@ class Scheduler:
             return
         self._progress_at = now + PROGRESS_SECONDS
         progress, self._progress = self._progress, {}
-        tokens = {
-            run_id: (self._owned[run_id].fencing_token, self._owned[run_id].owner_token)
-            for run_id in progress
-            if run_id in self._owned
-        }
-        lifecycle.report_progress(progress, tokens)
+        lifecycle.report_progress(progress, self._tokens(progress))
+
+    def _tokens(self, run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
+        owned = (self._owned[run_id] for run_id in run_ids if run_id in self._owned)
+        return {run.run_id: (run.fencing_token, run.owner_token) for run in owned}
 
     def _forget(self, run_ids: Iterable[int]) -> None:
         gone = list(run_ids)
         for run_id in gone:
             self._owned.pop(run_id, None)
+            self._unnoted.pop(run_id, None)
+        self._told.difference_update(gone)
         self._leases.let_go(gone)
 
     # --- mending ----------------------------------------------------------------
@@ -397,6 +425,7 @@ class Scheduler:
                 self._ready.appendleft(before)
 
     def _sweep(self) -> None:
+        self._drop_superseded()
         swept: Swept = self._sweeper.sweep(
             self._keeper.node_id, set(self._owned), self._keeper.database_up_seconds
         )
@@ -408,11 +437,36 @@ class Scheduler:
             self._report("invalid", schedule=key)
 
     def _cancel_lost(self) -> None:
-        lost = self._keeper.take_lost()
-        if lost:
-            self._pool.cancel(lost)
-            for run_id, cause in lost.items():
-                self._report("lease_lost", run=run_id, cause=cause)
+        lost = {
+            run_id: cause
+            for run_id, cause in self._keeper.take_lost().items()
+            if run_id in self._owned
+        }
+        self._tell_lost(lost)
+        self._unnoted |= lost
+        if self._unnoted:
+            lifecycle.note_lease_lost(self._unnoted, self._tokens(self._unnoted))
+            self._unnoted = {}
+
+    def _tell_lost(self, causes: dict[int, str]) -> None:
+        self._pool.cancel(causes)
+        self._told |= causes.keys()
+        for run_id, cause in causes.items():
+            self._report("lease_lost", run=run_id, cause=cause)
+
+    def _drop_superseded(self) -> None:
+        """Tell jobs that their run was taken from this node, and let go of the locks.
+
+        Else the keeper would take a lock again that a person has just released.
+        """
+        gone = lifecycle.superseded(list(self._owned.values()))
+        cause = "the run was taken from this node"
+        self._tell_lost({run_id: cause for run_id in gone - self._told})
+        self._leases.let_go(gone)
+        waiting = [run for run in self._ready if run.run_id in gone]
+        for run in waiting:
+            self._ready.remove(run)
+        self._forget(run.run_id for run in waiting)
 
     def _start_anew(self) -> None:
         """Go on under a fresh id: other nodes declared this one dead and took its runs over.
@@ -446,16 +500,30 @@ class Scheduler:
         return pause * random.uniform(0.5, 1.0)  # noqa: S311
 
     def _tell_locks(self) -> None:
-        cause = self._dispatcher.degraded_cause
-        if bool(cause) != bool(self._lock_cause):
-            self._report("locks_away" if cause else "locks_back", cause=cause)
-        self._lock_cause = cause
-        alerts = []
-        if cause:
-            alerts.append(_("locks unavailable, the database decides alone: %s") % cause)
+        away = dict(self._dispatcher.away)
+        for name in away.keys() - self._away.keys():
+            waits = self._waits(name)
+            self._report("locks_away", level=name, cause=away[name], waits=waits)
+        for name in self._away.keys() - away.keys():
+            self._report("locks_back", level=name)
+        self._away = away
+        alerts = [self._alert(name, cause) for name, cause in away.items()]
         if abs(self._keeper.clock_offset_ms) > CLOCK_OFFSET_ALERT_MS:
             alerts.append(_("host clock is off by %d ms") % self._keeper.clock_offset_ms)
         self._keeper.alert = "; ".join(alerts)
+
+    def _waits(self, name: str) -> bool:
+        """Return True where what the level guards stays due until its lock is back."""
+        try:
+            return self._find_level(name).is_strict
+        except ConfigurationError:
+            return True
+
+    def _alert(self, name: str, cause: str) -> str:
+        facts = {"level": name, "cause": cause}
+        if self._waits(name):
+            return _("lock level %(level)s unavailable, its schedules wait: %(cause)s") % facts
+        return _("locks unavailable, the database decides alone: %(cause)s") % facts
 
     # --- stopping -----------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 from django_redis import get_redis_connection
+from redis.exceptions import RedisClusterException
 
 from distcron_app.conf import Config, get_config
 
@@ -24,6 +25,7 @@ logger = logging.getLogger("distcron.wakeup")
 _WAIT_SECONDS = 0.2
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 5.0
+_AWAY = (redis.RedisError, RedisClusterException, OSError)
 
 
 def announce() -> None:
@@ -36,7 +38,7 @@ def announce() -> None:
         return
     try:
         get_redis_connection(config.redis_alias).publish(_channel(config), b"1")
-    except (redis.RedisError, OSError) as error:
+    except _AWAY as error:
         logger.info("wakeup_not_sent cause=%r", str(error))
 
 
@@ -74,7 +76,7 @@ class Listener:
         while not self._stopping.wait(backoff_seconds):
             try:
                 self._listen(config, is_first=backoff_seconds == 0.0)
-            except (redis.RedisError, OSError) as error:
+            except _AWAY as error:
                 # A link that had worked starts again with the shortest pause.
                 was_ready = self.ready.is_set()
                 backoff_seconds = _next_backoff(0.0 if was_ready else backoff_seconds)
@@ -105,7 +107,9 @@ class Listener:
 
 
 def _channel(config: Config) -> str:
-    return f"{config.namespace}:wakeup"
+    # The hash tag of the locks: in a Cluster it is heard of wherever they work, and the
+    # locks' own traffic finds the next server of the slot.
+    return f"{{{config.namespace}:lock}}-wakeup"
 
 
 def _next_backoff(seconds: float) -> float:

@@ -34,11 +34,15 @@ import redis
 __all__ = [
     "ClockedValkey",
     "PostgresCluster",
+    "RedisCluster",
     "RedisServer",
+    "SentinelTrio",
     "TcpProxy",
     "free_port",
     "postgres_cluster",
+    "redis_cluster",
     "redis_server",
+    "sentinel_trio",
     "tcp_proxy",
     "valkey_server",
     "wait_for",
@@ -91,6 +95,11 @@ class _Server:
         """Return the process id of the running server."""
         assert self._process is not None, "The server is not running."
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether it was started and not stopped."""
+        return self._process is not None
 
     def start(self) -> None:
         """Start, and wait until it answers. The port stays the same over restarts."""
@@ -304,6 +313,202 @@ class ClockedValkey(RedisServer):
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
+
+
+class _SentinelServer(RedisServer):
+    """A sentinel, which keeps its configuration in a file that it writes itself."""
+
+    def __init__(self, primary_port: int, down_after_ms: int) -> None:
+        super().__init__()
+        lines = [
+            f"port {self.port}",
+            f"bind {HOST}",
+            f"dir {self.folder}",
+            f"sentinel monitor {SentinelTrio.SERVICE} {HOST} {primary_port} 2",
+            f"sentinel down-after-milliseconds {SentinelTrio.SERVICE} {down_after_ms}",
+            f"sentinel failover-timeout {SentinelTrio.SERVICE} 3000",
+        ]
+        (self.folder / "sentinel.conf").write_text("\n".join([*lines, ""]))
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        return [self._binary, str(self.folder / "sentinel.conf"), "--sentinel"]
+
+
+class SentinelTrio:
+    """A primary, two replicas in sync with it, and three sentinels with a quorum of two."""
+
+    SERVICE = "locks"
+
+    def __init__(self, down_after_ms: int = 300) -> None:
+        self._down_after_ms = down_after_ms
+        self._stack = contextlib.ExitStack()
+        self.servers: list[RedisServer] = []
+        self.sentinels: list[RedisServer] = []
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            # Without the delay a replica's first sync takes five seconds.
+            fast = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+            primary = stack.enter_context(RedisServer(*fast))
+            replica_of = ("--replicaof", f"{HOST} {primary.port}")
+            self.servers = [
+                primary,
+                *(stack.enter_context(RedisServer(*fast, *replica_of)) for _ in range(2)),
+            ]
+            self.sentinels = [
+                stack.enter_context(_SentinelServer(primary.port, self._down_after_ms))
+                for _ in range(3)
+            ]
+            wait_for(self._is_complete, 20, "the sentinels to know each other and the replicas")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def primary(self) -> RedisServer:
+        """Return the server that the sentinels name as primary."""
+        with self._sentinel().client() as client:
+            port = int(client.sentinel_master(self.SERVICE)["port"])
+        return next(server for server in self.servers if server.port == port)
+
+    def replicas(self) -> list[RedisServer]:
+        """Return the servers that are running and are not the primary."""
+        primary = self.primary
+        return [s for s in self.servers if s is not primary and s.is_running]
+
+    def wait_for_new_primary(self, old: RedisServer) -> RedisServer:
+        """Return the primary that takes writes after ``old``."""
+        return wait_for(lambda: self._successor(old), 20, "the failover")
+
+    def _successor(self, old: RedisServer) -> RedisServer | None:
+        primary = self.primary
+        if primary is old:
+            return None
+        with primary.client() as client:
+            return primary if client.info("replication")["role"] == "master" else None
+
+    def _sentinel(self) -> RedisServer:
+        return next(sentinel for sentinel in self.sentinels if sentinel.is_running)
+
+    def _is_complete(self) -> bool:
+        facts = []
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                facts.append(client.sentinel_master(self.SERVICE))
+        known = all(f["num-slaves"] == 2 and f["num-other-sentinels"] == 2 for f in facts)
+        return known and all(map(_is_in_sync, self.servers[1:]))
+
+
+def sentinel_trio(down_after_ms: int = 300) -> SentinelTrio:
+    """Return a primary with two replicas and three sentinels, to be used in ``with``."""
+    return SentinelTrio(down_after_ms)
+
+
+class _ClusterServer(RedisServer):
+    """One server of a Cluster."""
+
+    def __init__(self) -> None:
+        # By default the port + 10000, which a free port may be too high for.
+        self.bus_port = free_port()
+        super().__init__(
+            *("--cluster-enabled", "yes", "--cluster-node-timeout", "500"),
+            *("--cluster-port", str(self.bus_port)),
+            *("--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"),
+        )
+
+
+class RedisCluster:
+    """A Redis Cluster of three primaries, each with ``replicas`` replicas (0 or 1).
+
+    A slot whose primary is lost is refused by itself; the others go on.
+    """
+
+    def __init__(self, replicas: int = 0) -> None:
+        self._replicas = replicas
+        self._stack = contextlib.ExitStack()
+        self.servers: list[_ClusterServer] = []
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            servers = [_ClusterServer() for _ in range(3 * (1 + self._replicas))]
+            self.servers = [stack.enter_context(server) for server in servers]
+            self._join()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the first server."""
+        return self.servers[0].url
+
+    def owner_of(self, key: str) -> RedisServer:
+        """Return the primary that serves the slot of ``key``."""
+        return self._owner(redis.cluster.key_slot(key.encode()))
+
+    def wait_for_new_owner(self, key: str, old: RedisServer) -> RedisServer:
+        """Return the primary that serves ``key`` after ``old``."""
+
+        def successor() -> RedisServer | None:
+            owner = self.owner_of(key)
+            return None if owner is old else owner
+
+        return wait_for(successor, 20, "the failover")
+
+    def _owner(self, slot: int) -> RedisServer:
+        running = next(server for server in self.servers if server.is_running)
+        with running.client() as client:
+            ranges = client.execute_command("CLUSTER SLOTS")
+        port = next(node[1] for first, last, node, *_ in ranges if first <= slot <= last)
+        return next(server for server in self.servers if server.port == port)
+
+    def _join(self) -> None:
+        first = self.servers[0]
+        bounds = (0, 5461, 10923, 16384)
+        for number, server in enumerate(self.servers):
+            with server.client() as client:
+                if number < 3:
+                    span = (bounds[number], bounds[number + 1] - 1)
+                    client.execute_command("CLUSTER ADDSLOTSRANGE", *span)
+                # Epochs of their own, so that no two primaries ever claim one.
+                client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+                if server is not first:
+                    client.execute_command("CLUSTER MEET", HOST, first.port, first.bus_port)
+        wait_for(lambda: all(map(self._knows_all, self.servers)), 20, "the cluster to form")
+        for number, replica in enumerate(self.servers[3:]):
+            self._follow(replica, self.servers[number % 3])
+
+    def _follow(self, replica: RedisServer, primary: RedisServer) -> None:
+        with primary.client() as client:
+            identity = client.execute_command("CLUSTER MYID").decode()
+        with replica.client() as client:
+            client.execute_command("CLUSTER REPLICATE", identity)
+        wait_for(lambda: _is_in_sync(replica), 20, "the replica's first sync")
+
+    def _knows_all(self, server: RedisServer) -> bool:
+        with server.client() as client:
+            facts = client.execute_command("CLUSTER INFO")
+        return (
+            facts["cluster_state"] == "ok"
+            and facts["cluster_known_nodes"] == str(len(self.servers))
+            and facts["cluster_slots_ok"] == "16384"
+        )
+
+
+def redis_cluster(replicas: int = 0) -> RedisCluster:
+    """Return a Cluster of three primaries, to be used in ``with``."""
+    return RedisCluster(replicas)
+
+
+def _is_in_sync(replica: RedisServer) -> bool:
+    with replica.client() as client:
+        facts = client.info("replication")
+    return facts["role"] == "slave" and facts["master_link_status"] == "up"
 
 
 class PostgresCluster(_Server):

@@ -12,12 +12,11 @@ from django.utils.translation import gettext_lazy
 
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Cell, Column, Console
-from distcron_app.locks import LockInfo, get_backend, schedule_lock_name
+from distcron_app.locks import LockInfo, get_backend, schedule_id_of
 from distcron_app.models import Node, Run, Schedule
 
 __all__ = ["show_locks"]
 
-_LONGEST_ID = 19  # digits of a 64-bit id; a longer one would overflow in the database
 _VERDICTS = {
     "healthy": gettext_lazy("healthy"),
     "expires": gettext_lazy("expires by itself"),
@@ -69,7 +68,7 @@ def show_locks(console: Console, options: dict[str, Any]) -> None:
 
 
 def _read(infos: list[LockInfo]) -> list[_Held]:
-    names = {info.name: _schedule_id(info.name) for info in infos}
+    names = {info.name: schedule_id_of(info.name) for info in infos}
     keys = dict(Schedule.objects.filter(pk__in=_known(names)).values_list("pk", "key"))
     active = Run.objects.filter(state__in=Run.ACTIVE_STATES, schedule__in=_known(names))
     runs = {run.schedule_id: run for run in active.order_by("id")}
@@ -91,13 +90,6 @@ def _held(
         run=run,
         has_live_node=run is not None and run.node_id in alive,
     )
-
-
-def _schedule_id(name: str) -> int | None:
-    """Return the id in the name of a schedule's lock; None for a lock of another hand."""
-    _kind, _separator, digits = name.partition(":")
-    is_ours = digits.isascii() and digits.isdigit() and len(digits) < _LONGEST_ID
-    return int(digits) if is_ours and name == schedule_lock_name(int(digits)) else None
 
 
 def _known(names: Mapping[str, int | None]) -> list[int]:

@@ -22,14 +22,23 @@ second after an edit moves ``next_run_at`` back.
 """
 
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_manual, read_back
-from distcron_app.lifecycle.outcome import FinishResult, finish, report_progress, start
+from distcron_app.lifecycle.outcome import (
+    FinishResult,
+    finish,
+    note_lease_lost,
+    report_progress,
+    start,
+)
 from distcron_app.lifecycle.recovery import (
     Recovered,
+    Released,
     cancel_without_schedule,
     give_back,
     recover,
     recover_owned,
+    release,
     settle_strays,
+    superseded,
 )
 from distcron_app.lifecycle.values import (
     TRANSITIONS,
@@ -49,6 +58,7 @@ __all__ = [
     "FinishResult",
     "Finished",
     "Recovered",
+    "Released",
     "Skip",
     "SkippedRun",
     "cancel_without_schedule",
@@ -56,11 +66,14 @@ __all__ = [
     "claim_queued",
     "finish",
     "give_back",
+    "note_lease_lost",
     "queue_manual",
     "read_back",
     "recover",
     "recover_owned",
+    "release",
     "report_progress",
     "settle_strays",
     "start",
+    "superseded",
 ]

@@ -165,11 +165,15 @@ WITH active AS (
               ELSE p.next_run_at END AS next_run_at
   FROM (
     SELECT p.id, p.next_run_at,
+           -- Nothing is decided where this is false.
+           a.run_id IS NOT NULL OR NOT p.only_beside AS decided,
            CASE WHEN p.runs AND (p.spread OR a.run_id IS NULL) THEN 1 ELSE 0 END AS counts
     FROM unnest(%(ids)s::bigint[], %(nexts)s::timestamptz[], %(runs)s::bool[],
-                %(spread)s::bool[]) AS p(id, next_run_at, runs, spread)
+                %(spread)s::bool[], %(only_beside)s::bool[])
+         AS p(id, next_run_at, runs, spread, only_beside)
     LEFT JOIN active a ON a.schedule_id = p.id
   ) p JOIN distcron_schedule s ON s.id = p.id
+  WHERE p.decided
 ), moved AS (
   UPDATE distcron_schedule s
   SET next_run_at = p.next_run_at,
@@ -251,6 +255,7 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
         "nexts": [decision.next_run_at for decision in decisions],
         "runs": [decision.run_at is not None for decision in decisions],
         "spread": [decision.is_held_back for decision in decisions],
+        "only_beside": [decision.only_beside for decision in decisions],
         "exhausted": _exhausted_reason(),
         "w_ids": [row.schedule_id for row in rows],
         "w_at": [row.scheduled_at for row in rows],
@@ -342,6 +347,7 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     if not kept:
         return Claimed()
     active = _active_runs([decision.schedule_id for decision in kept])
+    kept = [each for each in kept if each.schedule_id in active or not each.only_beside]
     for decision in kept:
         _move(schedules[decision.schedule_id], decision, active)
     moved = [schedules[decision.schedule_id] for decision in kept]

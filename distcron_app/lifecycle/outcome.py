@@ -1,4 +1,4 @@
-"""claimed → running; running → succeeded, failed; lost → succeeded, failed (late)."""
+"""claimed → running; running → succeeded, failed, cancelled; lost → the same (late)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distcron_app.instants import DatabaseNow
 from distcron_app.lifecycle.values import ClaimedRun, Finished
 from distcron_app.models import Attempt, Node, Run, RunOutput
 
-__all__ = ["FinishResult", "finish", "report_progress", "start"]
+__all__ = ["FinishResult", "finish", "note_lease_lost", "report_progress", "start"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +132,15 @@ def report_progress(
         ]
         if rows:
             Run.objects.bulk_update(rows, ["progress_percent", "progress_message"])
+
+
+def note_lease_lost(causes: Mapping[int, str], tokens: Mapping[int, tuple[int, str]]) -> None:
+    """Note on running runs that their lease was lost and why; the outcome is not changed by it."""
+    with transaction.atomic():
+        running = _lock_owned({pk: tokens[pk] for pk in causes if pk in tokens}, ["running"])
+        rows = [Run(pk=pk, details={"lease_lost": causes[pk][:200]}) for pk in running]
+        if rows:
+            Run.objects.bulk_update(rows, ["details"])
 
 
 def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:

@@ -1,5 +1,5 @@
-"""claimed → queued (given back, node died); running → queued, lost, failed (its node or worker
-died); queued → cancelled (the schedule is gone)."""
+"""claimed → queued (given back, node died); running → queued, lost, failed, cancelled (its node
+or worker died, its lock was released); queued → cancelled (the schedule is gone)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from distcron_app.models import Attempt, Run, Schedule
 
 __all__ = [
     "Recovered",
+    "Released",
     "cancel_without_schedule",
     "give_back",
     "recover",
     "recover_owned",
+    "release",
     "settle_strays",
+    "superseded",
 ]
 
 # Orphaned runs taken in one transaction; the rest follows in the next sweep.
@@ -34,6 +37,14 @@ class Recovered:
     requeued: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """What became of the runs whose lock was released; writes below the token are refused."""
+
+    fencing_token: int
+    runs: Recovered
 
 
 def give_back(runs: Sequence[ClaimedRun]) -> int:
@@ -77,7 +88,8 @@ def recover_owned(
     """Settle this node's own runs whose worker is known to be gone, without waiting for a lease.
 
     ``unknown`` is the state of a run that must not start again: failed where the job is
-    known to have died, lost where it was cut off by a shutdown. ``detail`` says how.
+    known to have died, lost where it was cut off by a shutdown, cancelled where it stopped
+    when it was told to. ``detail`` says how.
     """
     tokens = {run.run_id: (run.fencing_token, run.owner_token) for run in runs}
     with transaction.atomic():
@@ -89,6 +101,45 @@ def recover_owned(
             if tokens[run.pk] == (run.fencing_token, run.owner_token)
         ]
         return _settle(rows, reason, unknown=unknown, detail=detail)
+
+
+def release(schedule_id: int) -> Released:
+    """Take the active runs of a schedule from their nodes, for a person who releases its lock.
+
+    What follows is what follows when a node dies, at once: claimed is queued again, running
+    is queued again with at_least_once, else lost. The fencing token grows first, so that a
+    holder that is alive after all can neither start nor finish the run; what it reports
+    late is noted on the attempt. Raise Schedule.DoesNotExist.
+    """
+    with transaction.atomic():
+        schedule = Schedule.objects.select_for_update().get(pk=schedule_id)
+        schedule.fencing_token += 1
+        Schedule.objects.bulk_update([schedule], ["fencing_token"])
+        rows = list(
+            Run.objects.select_for_update()
+            .filter(schedule=schedule_id, state__in=Run.ACTIVE_STATES)
+            .order_by("pk")
+        )
+        runs = _settle(
+            rows,
+            Run.Reason.RELEASED,
+            unknown=Run.State.LOST,
+            detail="",
+            fencing_token=schedule.fencing_token,
+        )
+    return Released(fencing_token=schedule.fencing_token, runs=runs)
+
+
+def superseded(runs: Collection[ClaimedRun]) -> set[int]:
+    """Return the ids of runs that are no longer their claimer's: recovered, released, gone.
+
+    A lost run is still its owner's: nobody else starts it, and a late report settles it.
+    """
+    tokens = {run.run_id: run.owner_token for run in runs}
+    states = [*Run.ACTIVE_STATES, Run.State.LOST]
+    rows = Run.objects.filter(pk__in=tokens, state__in=states).order_by()
+    ours = {pk for pk, token in rows.values_list("pk", "owner_token") if tokens[pk] == token}
+    return set(tokens) - ours
 
 
 def cancel_without_schedule() -> int:
@@ -132,7 +183,15 @@ def _of_self() -> tuple[str, ...]:
     return ("self",) if connection.features.has_select_for_update_of else ()
 
 
-def _settle(rows: Sequence[Run], reason: str, *, unknown: str, detail: str) -> Recovered:
+def _settle(
+    rows: Sequence[Run],
+    reason: str,
+    *,
+    unknown: str,
+    detail: str,
+    fencing_token: int | None = None,
+) -> Recovered:
+    """Decide and write; with ``fencing_token`` the owner's late report is refused as well."""
     now = database_now()
     requeued: list[int] = []
     ended: list[int] = []
@@ -152,7 +211,10 @@ def _settle(rows: Sequence[Run], reason: str, *, unknown: str, detail: str) -> R
             run.reason = Run.Reason.RECOVERY
             requeued.append(run.pk)
         else:
-            # The tokens stay: they let the owner's late report settle a lost run.
+            if fencing_token is not None:
+                attempts.append(_ended_attempt(run, reason, now))
+                run.owner_token, run.fencing_token = "", fencing_token
+            # Else the tokens stay: they let the owner's late report settle a lost run.
             run.state, run.reason, run.finished_at = unknown, reason, now
             run.error = detail
             ended.append(run.pk)
@@ -180,7 +242,7 @@ def _ended_attempt(run: Run, reason: str, now: datetime) -> Attempt:
 
 def _to_queue(run: Run) -> None:
     run.state, run.owner_token, run.node_id = Run.State.QUEUED, "", None
-    run.progress_percent, run.progress_message = None, ""
+    run.progress_percent, run.progress_message, run.details = None, "", None
 
 
 def _write(rows: Sequence[Run]) -> None:
@@ -192,11 +254,13 @@ def _write(rows: Sequence[Run]) -> None:
                 "reason",
                 "error",
                 "owner_token",
+                "fencing_token",
                 "node_id",
                 "recoveries",
                 "finished_at",
                 "progress_percent",
                 "progress_message",
+                "details",
             ],
             batch_size=200,
         )

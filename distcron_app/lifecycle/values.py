@@ -25,8 +25,8 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "": frozenset({"queued", "claimed", "running", "skipped"}),
     "queued": frozenset({"claimed", "cancelled", "skipped"}),
     "claimed": frozenset({"running", "queued"}),
-    "running": frozenset({"succeeded", "failed", "queued", "lost"}),
-    "lost": frozenset({"succeeded", "failed"}),
+    "running": frozenset({"succeeded", "failed", "cancelled", "queued", "lost"}),
+    "lost": frozenset({"succeeded", "failed", "cancelled"}),
     "succeeded": frozenset(),
     "failed": frozenset(),
     "cancelled": frozenset(),
@@ -49,7 +49,8 @@ class Decision:
 
     ``run_at`` is the occurrence to run, or None; it is held back until ``due_at`` where
     that is later (the schedule is spread). ``next_run_at`` is where the schedule stands
-    afterwards; None means that no instant is left.
+    afterwards; None means that no instant is left. With ``only_beside`` nothing is decided
+    unless a run is active: the node holds no lock that would let it start another one.
     """
 
     schedule_id: int
@@ -60,6 +61,7 @@ class Decision:
     run_at: datetime | None = None
     due_at: datetime | None = None
     skips: tuple[Skip, ...] = ()
+    only_beside: bool = False
 
     @property
     def is_held_back(self) -> bool:

@@ -6,10 +6,12 @@ from distcron_app.locks.base import (
     LockInfo,
     named_lock_name,
     new_owner_token,
+    schedule_id_of,
     schedule_lock_name,
 )
 from distcron_app.locks.levels import (
     Level,
+    close_backends,
     get_backend,
     get_level,
     level_names,
@@ -22,6 +24,7 @@ __all__ = [
     "Level",
     "LockBackend",
     "LockInfo",
+    "close_backends",
     "get_backend",
     "get_level",
     "level_names",
@@ -29,5 +32,6 @@ __all__ = [
     "named_lock_name",
     "new_owner_token",
     "quorum_members",
+    "schedule_id_of",
     "schedule_lock_name",
 ]

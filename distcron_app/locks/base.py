@@ -18,8 +18,13 @@ __all__ = [
     "checked_ttl",
     "named_lock_name",
     "new_owner_token",
+    "schedule_id_of",
     "schedule_lock_name",
 ]
+
+
+# Digits of a 64-bit id; a longer one would overflow in the database.
+_LONGEST_ID = 19
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,17 @@ def schedule_lock_name(schedule_id: int) -> str:
     'schedule:42'
     """
     return f"schedule:{schedule_id:d}"
+
+
+def schedule_id_of(name: str) -> int | None:
+    """Return the id in the name of a schedule's lock; None for a lock of another kind.
+
+    >>> schedule_id_of("schedule:42"), schedule_id_of("name:42")
+    (42, None)
+    """
+    digits = name.removeprefix("schedule:")
+    is_id = digits.isascii() and digits.isdigit() and len(digits) < _LONGEST_ID
+    return int(digits) if is_id and name == schedule_lock_name(int(digits)) else None
 
 
 def named_lock_name(name: str) -> str:

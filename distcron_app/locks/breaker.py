@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
@@ -17,6 +18,8 @@ logger = logging.getLogger("distcron.locks")
 
 # One failure may be a restart of Redis; two in a row are an outage.
 _FAILURES_TO_OPEN = 2
+# A call that fails after this long has tried twice by itself, or hung as long as two.
+_SLOW_SECONDS = 0.6
 _PROBE_SECONDS = 1.0
 
 _Answer = TypeVar("_Answer")
@@ -25,24 +28,32 @@ _Answer = TypeVar("_Answer")
 class Breaker(LockBackend):
     """Passes calls on to ``backend`` while it answers.
 
-    After two failures in a row ``state`` is "open": calls raise LockUnavailable at once,
-    except one per second that is let through. Its success closes the breaker again.
-    ``since`` is the monotonic second of the last change.
+    After two failures in a row, or one that took 0.6 s, ``state`` is "open" and calls raise
+    LockUnavailable at once. A thread then asks ``ping()`` once a second, so that no caller
+    waits for it, and its success closes the breaker. ``since`` is the monotonic second of
+    the last change.
+
+    A backend that answers, and refuses to write, is asked on for all but new locks: a full
+    Redis still renews and releases. A forked child starts closed.
     """
 
     def __init__(self, backend: LockBackend, *, clock: Clock | None = None) -> None:
         self.name = backend.name
-        self.state = "closed"
         self._backend = backend
         self._clock = clock or Clock()
-        self.since = self._clock.monotonic()
-        self._failures = 0
-        self._probed_at = self.since
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
         self._mutex = threading.Lock()
+        self._closing = threading.Event()
+        self._failures = 0
+        self._refused = False
+        self._change("closed")
 
     def acquire(self, wanted: Mapping[str, str], ttl_ms: int) -> dict[str, Lease]:
         """Take the free locks, as ``LockBackend.acquire`` promises."""
-        return self._guard(lambda: self._backend.acquire(wanted, ttl_ms))
+        return self._guard(lambda: self._backend.acquire(wanted, ttl_ms), is_new=True)
 
     def renew(self, leases: Collection[Lease], ttl_ms: int) -> dict[str, Lease]:
         """Extend the leases that are still ours."""
@@ -66,49 +77,57 @@ class Breaker(LockBackend):
 
     def ping(self) -> float:
         """Return how many seconds the backend took to answer."""
-        return self._guard(self._backend.ping)
+        return self._guard(self._backend.ping, is_new=True)
 
     def close(self) -> None:
-        """Close the backend, in any state."""
+        """End the thread and close the backend, in any state."""
+        self._closing.set()
         self._backend.close()
+        self._start()
 
-    def _guard(self, call: Callable[[], _Answer]) -> _Answer:
-        self._admit()
+    def _guard(self, call: Callable[[], _Answer], *, is_new: bool = False) -> _Answer:
+        if self._pid != os.getpid():
+            # The thread that asks is the parent's, and its mutex may be taken for ever.
+            self._start()
+        if self.state == "open" and (is_new or not self._refused):
+            down_seconds = self._clock.monotonic() - self.since
+            raise LockUnavailable(self.name, f"not asked, down for {down_seconds:.1f} s")
+        started = self._clock.monotonic()
         try:
             answer = call()
         except LockUnavailable as error:
-            self._note_failure(error.cause)
+            self._note_failure(error, self._clock.monotonic() - started)
             raise
-        self._note_success()
+        self._failures = 0
         return answer
 
-    def _admit(self) -> None:
-        with self._mutex:
-            if self.state == "closed":
-                return
-            now = self._clock.monotonic()
-            if now - self._probed_at < _PROBE_SECONDS:
-                raise LockUnavailable(self.name, f"not asked, down for {now - self.since:.1f} s")
-            self._probed_at = now
-
-    def _note_failure(self, cause: str) -> None:
+    def _note_failure(self, error: LockUnavailable, seconds: float) -> None:
         with self._mutex:
             self._failures += 1
-            if self.state == "open":
-                # A hung backend takes longer to fail than the pause between probes.
-                self._probed_at = self._clock.monotonic()
-                return
-            if self._failures < _FAILURES_TO_OPEN:
+            self._refused = error.refused
+            too_few = self._failures < _FAILURES_TO_OPEN and seconds < _SLOW_SECONDS
+            if self.state == "open" or too_few:
                 return
             self._change("open")
-            self._probed_at = self.since
-        logger.warning("locks_unavailable backend=%s cause=%r", self.name, cause)
+            threading.Thread(
+                target=self._probe, args=(self._closing,), name="distcron-lock-probe", daemon=True
+            ).start()
+        logger.warning("locks_unavailable backend=%s cause=%r", self.name, error.cause)
 
-    def _note_success(self) -> None:
+    def _probe(self, closing: threading.Event) -> None:
+        while not self._clock.wait(closing, _PROBE_SECONDS):
+            try:
+                self._backend.ping()
+            except LockUnavailable:
+                continue
+            self._note_recovery(closing)
+            return
+
+    def _note_recovery(self, closing: threading.Event) -> None:
         with self._mutex:
-            self._failures = 0
-            if self.state == "closed":
+            if closing.is_set():
                 return
+            self._failures = 0
             down_seconds = self._clock.monotonic() - self.since
             self._change("closed")
         logger.info("locks_available backend=%s down_seconds=%.1f", self.name, down_seconds)

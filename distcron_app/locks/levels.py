@@ -23,13 +23,15 @@ from distcron_app.locks.base import LockBackend
 from distcron_app.locks.breaker import Breaker
 from distcron_app.locks.combined import CombinedLockBackend
 from distcron_app.locks.file import FileLockBackend
+from distcron_app.locks.link import pool_timeouts
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
-from distcron_app.locks.redis import RedisLockBackend, pool_timeouts
+from distcron_app.locks.redis import RedisLockBackend
 from distcron_app.locks.redlock import Member, RedlockBackend
 
 __all__ = [
     "Level",
+    "close_backends",
     "get_backend",
     "get_level",
     "level_names",
@@ -190,12 +192,17 @@ def _require_timeouts(key: str, alias: str) -> None:
         )
 
 
+def close_backends() -> None:
+    """Give back what the backends of this process hold; the next use builds them anew."""
+    with _mutex:
+        for backend in _backends.values():
+            backend.close()
+        _backends.clear()
+
+
 def _forget(*, setting: str, **_facts: object) -> None:
     if setting in ("DISTCRON", "CACHES", "DATABASES"):
-        with _mutex:
-            for backend in _backends.values():
-                backend.close()
-            _backends.clear()
+        close_backends()
 
 
 def _start_afresh() -> None:

@@ -1,4 +1,4 @@
-"""Locks in one Redis (or Sentinel, or Valkey) through django-redis' raw client.
+"""Locks in one Redis, Valkey, Sentinel or Cluster through django-redis' raw client.
 
 The cache API is never used: ``cache.clear()`` frees locks, ``cache.add()`` hides a dead
 Redis, and values are pickled. What is stored, and how, is in ``scripts``.
@@ -12,24 +12,21 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
-
-import redis
-from django_redis import get_redis_connection
 
 from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
 from distcron_app.locks import scripts
 from distcron_app.locks.base import Lease, LockBackend, LockInfo, checked_ttl
+from distcron_app.locks.link import Link
 
-__all__ = ["RedisLockBackend", "pool_timeouts"]
+__all__ = ["RedisLockBackend"]
 
-# A second try only while the whole call stays near one second.
-_RETRY_WITHIN_SECONDS = 0.6
 # Most abandoned tokens remembered: the largest batch of the settings.
 _ABANDONED_LIMIT = 10_000
+# How long the key of ping() lives.
+_PROBE_TTL_MS = 1000
 
 
 class RedisLockBackend(LockBackend):
@@ -44,14 +41,13 @@ class RedisLockBackend(LockBackend):
     def __init__(
         self, alias: str, namespace: str, *, note: str = "", clock: Clock | None = None
     ) -> None:
-        self._alias = alias
         self._namespace = namespace
         self._note = note.encode("utf-8", "replace")
         self._clock = clock or Clock()
+        self._link = Link(alias, self.name, self._clock)
         self._abandoned: collections.deque[scripts.Owner] = collections.deque(
             maxlen=_ABANDONED_LIMIT
         )
-        self._mutex = threading.Lock()
 
     def acquire(self, wanted: Mapping[str, str], ttl_ms: int) -> dict[str, Lease]:
         """Take the free locks, as ``LockBackend.acquire`` promises."""
@@ -60,7 +56,7 @@ class RedisLockBackend(LockBackend):
         try:
             answers = self._run(scripts.ACQUIRE, owners, str(checked_ttl(ttl_ms)), self._note)
         except LockUnavailable as error:
-            self._abandon(owners, now=isinstance(error.__cause__, redis.ResponseError))
+            self._abandon(owners, now=error.refused)
             raise
         won = [scripts.holder(answer) is None for answer in answers]
         return _leases(owners, won, sent_at + ttl_ms / 1000)
@@ -89,10 +85,8 @@ class RedisLockBackend(LockBackend):
 
     def held(self) -> list[LockInfo]:
         """Return the locks of this namespace in two round trips, without KEYS or SCAN."""
-        with self._answering():
-            members = self._client().zrange(scripts.index_key(self._namespace), 0, -1)
-        prefix = scripts.lock_key(self._namespace, "")
-        names = sorted(_text(member).removeprefix(prefix) for member in members)
+        members = self._link.command("ZRANGE", scripts.index_key(self._namespace), 0, -1)
+        names = sorted(scripts.lock_name(self._namespace, member) for member in members)
         return list(self.inspect(names).values())
 
     def force_release(self, name: str) -> bool:
@@ -101,17 +95,15 @@ class RedisLockBackend(LockBackend):
         return bool(deleted)
 
     def ping(self) -> float:
-        """Return the seconds of one PING."""
+        """Return the seconds of one write: a Redis that only reads carries no locks."""
         sent_at = self._clock.monotonic()
-        with self._answering():
-            self._client().ping()
+        key = scripts.probe_key(self._namespace)
+        self._link.command("SET", key, self._note, "PX", _PROBE_TTL_MS)
         return self._clock.monotonic() - sent_at
 
     def close(self) -> None:
-        """Do nothing: the connections belong to django-redis' pool."""
-
-    def _client(self) -> Any:
-        return get_redis_connection(self._alias)
+        """Give the kept connection back; the pool belongs to django-redis."""
+        self._link.close()
 
     def _run(
         self, script: scripts.Script, owners: list[scripts.Owner], *head: str | bytes
@@ -124,38 +116,11 @@ class RedisLockBackend(LockBackend):
         cleaning = list(scripts.calls(scripts.RELEASE, self._namespace, abandoned))
         calls = list(scripts.calls(script, self._namespace, owners, *head))
         try:
-            with self._answering():
-                replies = self._execute([*cleaning, *calls])
+            replies = self._link.run([*cleaning, *calls])
         except LockUnavailable:
             self._abandoned.extend(abandoned)
             raise
         return list(itertools.chain.from_iterable(replies[len(cleaning) :]))
-
-    def _execute(self, calls: list[scripts.Call]) -> list[Any]:
-        """Send the calls; once more after a lost link, since every script may be repeated."""
-        if not calls:
-            return []
-        started = self._clock.monotonic()
-        try:
-            return self._send(calls)
-        except (redis.ConnectionError, redis.TimeoutError, OSError):
-            if self._clock.monotonic() - started > _RETRY_WITHIN_SECONDS:
-                raise
-            return self._send(calls)
-
-    def _send(self, calls: list[scripts.Call]) -> list[Any]:
-        # EVAL for the first call of a script loads it for the EVALSHAs behind it: one
-        # round trip also after SCRIPT FLUSH, a restart or a failover.
-        seen: set[str] = set()
-        with self._client().pipeline(transaction=False) as pipe:
-            for call in calls:
-                if call.script.sha in seen:
-                    pipe.evalsha(call.script.sha, call.key_count, *call.values)
-                else:
-                    pipe.eval(call.script.text, call.key_count, *call.values)
-                    seen.add(call.script.sha)
-            replies: list[Any] = pipe.execute()
-        return replies
 
     def _abandon(self, owners: Iterable[scripts.Owner], *, now: bool) -> None:
         """Release tokens that may or may not have won; at once where Redis still answers."""
@@ -165,28 +130,12 @@ class RedisLockBackend(LockBackend):
                 self.release(())
 
     def _take_abandoned(self) -> list[scripts.Owner]:
-        with self._mutex:
-            taken = list(self._abandoned)
-            self._abandoned.clear()
+        # One by one, so that a token that another thread adds meanwhile is never lost.
+        taken = []
+        with contextlib.suppress(IndexError):
+            while self._abandoned:
+                taken.append(self._abandoned.popleft())
         return taken
-
-    @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
-        try:
-            yield
-        except (redis.RedisError, OSError) as error:
-            cause = f"{type(error).__name__}: {error}".rstrip(".")
-            raise LockUnavailable(self.name, cause) from error
-
-
-def pool_timeouts(alias: str) -> tuple[float | None, float | None]:
-    """Return (socket timeout, connect timeout) of the alias' pool in seconds.
-
-    None where the pool leaves it to redis-py. Read from the pool that is really used:
-    aliases with one URL share whichever pool was opened first. No network access.
-    """
-    options = get_redis_connection(alias).connection_pool.connection_kwargs
-    return options.get("socket_timeout"), options.get("socket_connect_timeout")
 
 
 def _owners(leases: Iterable[Lease]) -> list[scripts.Owner]:
@@ -199,7 +148,3 @@ def _leases(owners: list[scripts.Owner], flags: list[Any], expires_at: float) ->
         for (name, token), ours in zip(owners, flags, strict=True)
         if ours
     }
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

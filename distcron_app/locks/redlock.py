@@ -32,7 +32,7 @@ from distcron_app.locks.scripts import (
     calls,
     index_key,
     infos,
-    lock_key,
+    lock_name,
     probe_key,
 )
 
@@ -275,8 +275,7 @@ class RedlockBackend(LockBackend):
         """Return the locks of this namespace, from the indexes of all instances."""
         listing = Call(_LIST, 1, [index_key(self._namespace)])
         keys = set(itertools.chain(*self._require_quorum(self._ask([listing]))))
-        prefix = lock_key(self._namespace, "")
-        return list(self.inspect(sorted(_text(key).removeprefix(prefix) for key in keys)).values())
+        return list(self.inspect(sorted(lock_name(self._namespace, key) for key in keys)).values())
 
     def force_release(self, name: str) -> bool:
         """End a lock on all instances that answer; True when any of them had one."""

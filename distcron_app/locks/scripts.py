@@ -36,6 +36,7 @@ __all__ = [
     "index_key",
     "infos",
     "lock_key",
+    "lock_name",
     "probe_key",
 ]
 
@@ -69,20 +70,22 @@ class Call:
     values: list[str | bytes]
 
 
-# The first lines of a script that writes to the index: now and the expiry as text.
+# The first lines of a script that writes to the index. Lua prints numbers of up to 14
+# digits exactly, so instants in milliseconds need no format until the year 5138.
 _TIMES = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local expiry = string.format('%.0f', now + ARGV[1])
+local call = redis.call
+local time = call('TIME')
+local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
+local expiry = now + ARGV[1]
 local listed = {}
 """
 # Its last ones. One ZADD for many keys costs half of one ZADD each; unpack() can put
 # some thousands of values on Lua's stack.
 _INDEX = """
 for first = 1, #listed, 1000 do
-  redis.call('ZADD', KEYS[1], unpack(listed, first, math.min(first + 999, #listed)))
+  call('ZADD', KEYS[1], unpack(listed, first, math.min(first + 999, #listed)))
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now))
+call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 1)
 """
 
 # KEYS[1] index; KEYS[2..n] lock keys
@@ -96,16 +99,16 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now))
 ACQUIRE = Script(
     _TIMES
     + """
-local rest = string.format('|%.0f|', now) .. ARGV[1] .. '|0|' .. ARGV[2]
+local rest = '|' .. now .. '|' .. ARGV[1] .. '|0|' .. ARGV[2]
 local answers = {}
 for i = 2, #KEYS do
   local token = ARGV[i + 1]
   local answer = 1
-  if not redis.call('SET', KEYS[i], token .. rest, 'NX', 'PX', ARGV[1]) then
+  if not call('SET', KEYS[i], token .. rest, 'NX', 'PX', ARGV[1]) then
     local value = redis.pcall('GET', KEYS[i])
     answer = type(value) == 'string' and string.match(value, '^[^|]*') or ''
     if answer == token then
-      redis.call('PEXPIRE', KEYS[i], ARGV[1])
+      call('PEXPIRE', KEYS[i], ARGV[1])
       answer = 1
     end
   end
@@ -134,11 +137,11 @@ for i = 2, #KEYS do
   local value = redis.pcall('GET', KEYS[i])
   ours[i - 1] = 0
   if type(value) == 'string' and string.match(value, '^[^|]*') == ARGV[i] then
-    redis.call('PEXPIRE', KEYS[i], ARGV[1])
+    call('PEXPIRE', KEYS[i], ARGV[1])
     local first, renewals, note = string.match(value, '^([^|]*|%d+|)%d+|(%d+)(|.*)$')
     if first then
-      value = first .. ARGV[1] .. '|' .. string.format('%.0f', renewals + 1) .. note
-      redis.call('SET', KEYS[i], value, 'KEEPTTL')
+      value = first .. ARGV[1] .. '|' .. renewals + 1 .. note
+      call('SET', KEYS[i], value, 'KEEPTTL')
     end
     listed[#listed + 1] = expiry
     listed[#listed + 1] = KEYS[i]
@@ -212,6 +215,15 @@ def lock_key(namespace: str, name: str) -> str:
     '{distcron:lock}:schedule:42'
     """
     return f"{{{namespace}:lock}}:{name}"
+
+
+def lock_name(namespace: str, key: bytes | str) -> str:
+    """Return the name of the lock at ``key``, as the index lists it.
+
+    >>> lock_name("distcron", b"{distcron:lock}:schedule:42")
+    'schedule:42'
+    """
+    return _text(key).removeprefix(lock_key(namespace, ""))
 
 
 def index_key(namespace: str) -> str:

@@ -28,6 +28,7 @@ class AuditEntry(models.Model):
         RUN_NOW = "run_now", _("run now")
         PAUSE = "pause", _("pause")
         RESUME = "resume", _("resume")
+        RELEASE_LOCK = "release_lock", _("release lock")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(

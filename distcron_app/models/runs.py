@@ -68,6 +68,8 @@ class Run(models.Model):
         INVALID_ARGUMENTS = "invalid_arguments", _("the arguments do not fit the job")
         WORKER_DIED = "worker_died", _("the worker process ended")
         NODE_DIED = "node_died", _("the node stopped without finishing the run")
+        RELEASED = "released", _("its lock was released by a person")
+        LEASE_LOST = "lease_lost", _("the job stopped because its lease was lost")
         SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
         RECOVERY = "recovery", _("runs again after a crash")
         OVERLAP = "overlap", _("the previous run was still active")

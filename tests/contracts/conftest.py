@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from django_redis import get_redis_connection
 
+from distcron_app.locks.redis import RedisLockBackend
 from project.service_urls import cache_settings
 from tests.quorum import LOCK_DATABASE, farm, five_valkeys, make_farm
-from tests.services import RedisServer, redis_server, valkey_server
+from tests.services import (
+    RedisCluster,
+    RedisServer,
+    SentinelTrio,
+    redis_cluster,
+    redis_server,
+    sentinel_trio,
+    valkey_server,
+)
 
 __all__ = ["LOCK_DATABASE", "farm", "five_valkeys", "make_farm"]
 
@@ -26,6 +36,20 @@ def shared_valkey() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def shared_trio() -> Iterator[SentinelTrio]:
+    """A Sentinel trio that no test breaks."""
+    with sentinel_trio() as trio:
+        yield trio
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[RedisCluster]:
+    """A Cluster of three primaries that no test breaks."""
+    with redis_cluster() as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
     """A Redis for one test, which may break it."""
@@ -34,12 +58,62 @@ def own_redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def use_redis(settings) -> Iterator[Callable[[str], None]]:
-    """Point the alias of the locks at a URL; its connections are closed after the test."""
+def own_trio() -> Iterator[SentinelTrio]:
+    """A Sentinel trio for one test."""
+    with sentinel_trio() as trio:
+        yield trio
 
-    def use(url: str) -> None:
-        settings.CACHES = cache_settings(url)
+
+@pytest.fixture
+def own_cluster() -> Iterator[RedisCluster]:
+    """A Cluster of three primaries without replicas for one test."""
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def use_caches(settings) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Put CACHES in force; the connections of the locks are closed after the test."""
+
+    def use(caches: dict[str, Any]) -> None:
+        settings.CACHES = caches
         settings.DISTCRON = {"LOCK_BACKEND": "redis", "NODE_NAME": "node-a"}
 
     yield use
-    get_redis_connection("distcron").connection_pool.disconnect()
+    client = get_redis_connection("distcron")
+    if hasattr(client, "connection_pool"):
+        client.connection_pool.disconnect()
+
+
+@pytest.fixture
+def use_redis(use_caches) -> Callable[[str], None]:
+    """Point the alias of the locks at a URL; its connections are closed after the test."""
+    return lambda url: use_caches(cache_settings(url))
+
+
+def sentinel_caches(trio: SentinelTrio) -> dict[str, Any]:
+    """Return CACHES whose locks are kept by ``trio``."""
+    # The name keeps the pool apart from that of another trio, since pools go by URL.
+    caches = cache_settings(f"redis://{trio.SERVICE}/{LOCK_DATABASE}?client_name={id(trio)}")
+    caches["distcron"]["OPTIONS"] |= {
+        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+        "SENTINELS": [("127.0.0.1", sentinel.port) for sentinel in trio.sentinels],
+    }
+    return caches
+
+
+def cluster_caches(cluster: RedisCluster) -> dict[str, Any]:
+    """Return CACHES whose locks are kept by ``cluster``."""
+    caches = cache_settings(cluster.url)
+    caches["distcron"]["OPTIONS"] |= {
+        "CONNECTION_FACTORY": "distcron_app.locks.cluster.ClusterConnectionFactory",
+        "CLUSTER_NODES": [("127.0.0.1", server.port) for server in cluster.servers[1:]],
+    }
+    return caches
+
+
+def lock_backend(note: str = "node-a") -> RedisLockBackend:
+    """Return a backend on the alias in force."""
+    return RedisLockBackend("distcron", "test", note=note)

@@ -10,9 +10,13 @@ from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
 from distcron_app.locks.file import FileLockBackend
 from distcron_app.locks.memory import MemoryLockBackend
-from distcron_app.locks.redis import RedisLockBackend
 from project.service_urls import cache_settings
-from tests.contracts.conftest import LOCK_DATABASE
+from tests.contracts.conftest import (
+    LOCK_DATABASE,
+    cluster_caches,
+    lock_backend,
+    sentinel_caches,
+)
 from tests.contracts.lock_contract import LONG, SHORT, LockContract, spawn_node, take
 from tests.quorum import quorum_caches
 from tests.services import wait_for
@@ -20,21 +24,32 @@ from tests.services import wait_for
 
 class RedisContract(LockContract):
     @pytest.fixture
-    def url(self):
+    def server(self):
+        """The server that holds the locks."""
         raise NotImplementedError
 
     @pytest.fixture
-    def backend(self, url, use_redis):
-        use_redis(url)
-        return RedisLockBackend("distcron", "test", note="node-a")
+    def database(self):
+        return LOCK_DATABASE
+
+    @pytest.fixture
+    def caches(self, server):
+        return cache_settings(server.url_of(LOCK_DATABASE))
+
+    @pytest.fixture
+    def backend(self, server, database, caches, use_caches):
+        with server.client(database) as client:
+            client.flushdb()
+        use_caches(caches)
+        return lock_backend()
 
     @pytest.fixture
     def other(self, backend):
-        return RedisLockBackend("distcron", "test", note="node-b")
+        return lock_backend("node-b")
 
     @pytest.fixture
-    def node_settings(self, url):
-        return {"CACHES": cache_settings(url), "DISTCRON": {"NAMESPACE": "test"}}
+    def node_settings(self, caches):
+        return {"CACHES": caches, "DISTCRON": {"NAMESPACE": "test"}}
 
     def test_new_lock_shows_its_grant(self, backend):
         take(backend, "schedule:1", ttl_ms=5000)
@@ -52,43 +67,68 @@ class RedisContract(LockContract):
         assert 30 <= info.age_ms < 1000
         assert 59_000 < info.ttl_ms <= 60_000
 
-    def test_index_drops_what_expired(self, backend, server):
+    def test_holder_that_wakes_after_its_ttl_cannot_extend_the_next_one_s_lock(
+        self, backend, other, server, database
+    ):
+        """OP-23: no extension without comparing the token."""
+        late = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
+        self.wait_until_expired(late, backend)
+        lease = take(other, "schedule:1", ttl_ms=10_000)["schedule:1"]
+        assert backend.renew([late], LONG) == {}
+        with server.client(database) as client:
+            key = "{test:lock}:schedule:1"
+            assert client.get(key).startswith(lease.owner_token.encode())
+            assert client.pttl(key) <= 10_000
+
+    def test_index_drops_what_expired(self, backend, server, database):
         lease = take(backend, "schedule:1", ttl_ms=SHORT)["schedule:1"]
         self.wait_until_expired(lease, backend)
         take(backend, "schedule:2")
-        with server.client(LOCK_DATABASE) as client:
+        with server.client(database) as client:
             assert client.zrange("{test:lock}-index", 0, -1) == [b"{test:lock}:schedule:2"]
 
-    def test_released_locks_leave_nothing_behind(self, backend, server):
+    def test_released_locks_leave_nothing_behind(self, backend, server, database):
         backend.release(take(backend, "schedule:1").values())
         take(backend, "schedule:2")
         backend.force_release("schedule:2")
-        with server.client(LOCK_DATABASE) as client:
+        with server.client(database) as client:
             assert client.keys() == []
 
 
 class TestRedisLocks(RedisContract):
     @pytest.fixture
     def server(self, shared_redis):
-        with shared_redis.client(LOCK_DATABASE) as client:
-            client.flushdb()
         return shared_redis
-
-    @pytest.fixture
-    def url(self, server):
-        return server.url_of(LOCK_DATABASE)
 
 
 class TestValkeyLocks(RedisContract):
     @pytest.fixture
     def server(self, shared_valkey):
-        with shared_valkey.client(LOCK_DATABASE) as client:
-            client.flushdb()
         return shared_valkey
 
+
+class TestSentinelLocks(RedisContract):
     @pytest.fixture
-    def url(self, server):
-        return server.url_of(LOCK_DATABASE)
+    def server(self, shared_trio):
+        return shared_trio.primary
+
+    @pytest.fixture
+    def caches(self, shared_trio):
+        return sentinel_caches(shared_trio)
+
+
+class TestClusterLocks(RedisContract):
+    @pytest.fixture
+    def server(self, shared_cluster):
+        return shared_cluster.owner_of("{test:lock}")
+
+    @pytest.fixture
+    def database(self):
+        return 0
+
+    @pytest.fixture
+    def caches(self, shared_cluster):
+        return cluster_caches(shared_cluster)
 
 
 class QuorumContract(LockContract):

@@ -12,11 +12,11 @@ from distcron_app import dispatch, lifecycle
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.dispatch import Dispatcher
-from distcron_app.errors import LockUnavailable
+from distcron_app.errors import ConfigurationError, LockUnavailable
 from distcron_app.instants import database_now
 from distcron_app.leases import LeaseBook
 from distcron_app.lifecycle import Finished
-from distcron_app.locks import Lease, LockBackend, new_owner_token, schedule_lock_name
+from distcron_app.locks import Lease, Level, LockBackend, new_owner_token, schedule_lock_name
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.maintenance import Sweeper
 from distcron_app.models import Node, Run, Schedule
@@ -65,9 +65,12 @@ class Member:
     def __init__(self, backend: LockBackend) -> None:
         self.clock = ManualClock()
         self.row: Node = make_node()
-        self.leases = LeaseBook(backend, 15_000)
+        self.leases = LeaseBook(15_000, clock=self.clock)
         self.dispatcher = Dispatcher(
-            config=CONFIG, clock=self.clock, backend=backend, leases=self.leases
+            config=CONFIG,
+            clock=self.clock,
+            find_level=lambda name: Level(name=name, parts=("memory",), backend=backend),
+            leases=self.leases,
         )
 
     def tick(self, capacity: int = 100) -> dispatch.Tick:
@@ -209,7 +212,7 @@ class TestLocks:
         backend.is_away = True
         first, second = Member(backend), Member(backend)
         assert len(first.tick().claimed.runs) == 1
-        assert first.dispatcher.degraded_cause == "switched off by the test"
+        assert first.dispatcher.away == {"standard": "switched off by the test"}
         assert second.tick().claimed.runs == ()
         assert Run.objects.count() == 1
 
@@ -259,8 +262,7 @@ class TestLocks:
         member = Member(backend)
         member.tick()
         backend.is_away = True
-        with pytest.raises(LockUnavailable):
-            member.leases.renew()
+        assert member.leases.renew() == {}
         backend.is_away = False
         assert member.leases.renew() == {}
 
@@ -492,3 +494,167 @@ class TestSweep:
         run = make_run(state="running", node=silent)
         swept = Sweeper(config=CONFIG, clock=Clock()).sweep(node.pk, [], 60.0)
         assert swept.recovered.lost == (run.pk,)
+
+
+class Members(Member):
+    """A node whose schedules may be at a gate level, a strict one, or one that is not there."""
+
+    def __init__(self, gate: Counting, strict: Counting) -> None:
+        super().__init__(gate)
+        backends = {"standard": (("redis",), gate), "quorum": (("redlock",), strict)}
+
+        def find(name: str) -> Level:
+            if name not in backends:
+                raise ConfigurationError("LOCK_LEVELS", f"level {name!r} is unknown.", "")
+            parts, backend = backends[name]
+            return Level(name=name, parts=parts, backend=backend)
+
+        self.dispatcher = Dispatcher(
+            config=CONFIG, clock=self.clock, find_level=find, leases=self.leases
+        )
+
+
+class TestLevels:
+    @pytest.fixture
+    def strict(self) -> Counting:
+        return Counting()
+
+    @pytest.fixture
+    def member(self, backend: Counting, strict: Counting) -> Members:
+        return Members(backend, strict)
+
+    def at(self, level: str, **values: Any) -> Schedule:
+        schedule = due(**values)
+        Schedule.objects.filter(pk=schedule.pk).update(
+            lock_level=level, next_run_at=schedule.next_run_at
+        )
+        schedule.refresh_from_db()
+        return schedule
+
+    def test_each_level_of_a_batch_is_asked_once(
+        self, member: Members, backend: Counting, strict: Counting
+    ) -> None:
+        schedules = {self.at(level).pk for level in ("standard", "quorum") for _ in range(3)}
+        assert {run.schedule_id for run in member.tick().claimed.runs} == schedules
+        assert (backend.calls, strict.calls) == (["acquire"], ["acquire"])
+        assert len(strict.held()) == len(backend.held()) == 3
+
+    def test_a_strict_level_that_is_away_claims_nothing_and_the_others_go_on(
+        self, member: Members, strict: Counting
+    ) -> None:
+        waiting, other = self.at("quorum"), self.at("standard")
+        strict.is_away = True
+        tick = member.tick()
+        assert [run.schedule_id for run in tick.claimed.runs] == [other.pk]
+        assert tick.stood_back == ()
+        assert member.dispatcher.away == {"quorum": "switched off by the test"}
+        assert Schedule.objects.get(pk=waiting.pk).next_run_at == waiting.next_run_at
+
+    def test_what_waits_for_a_strict_level_does_not_crowd_out_the_others(
+        self, member: Members, strict: Counting
+    ) -> None:
+        for _ in range(dispatch.READ_AT_LEAST + 6):
+            self.at("quorum", seconds_ago=5)
+        other = self.at("standard")
+        strict.is_away, strict.state = True, "open"
+        member.dispatcher.away["quorum"] = "known from before"
+        (run,) = member.tick(capacity=1).claimed.runs
+        assert run.schedule_id == other.pk
+
+    def test_a_strict_level_that_is_back_claims_what_waited(
+        self, member: Members, strict: Counting
+    ) -> None:
+        schedule = self.at("quorum")
+        strict.is_away, strict.state = True, "open"
+        assert member.tick().claimed.runs == ()
+        assert member.tick().claimed.runs == ()
+        strict.is_away, strict.state = False, "closed"
+        member.clock.ahead = 1.0
+        assert [run.schedule_id for run in member.tick().claimed.runs] == [schedule.pk]
+        assert member.dispatcher.away == {}
+
+    def test_a_level_that_is_back_with_nothing_due_is_not_shown_as_away(
+        self, member: Members, strict: Counting
+    ) -> None:
+        schedule = self.at("quorum")
+        strict.is_away, strict.state = True, "open"
+        member.tick()
+        member.tick()
+        Schedule.objects.filter(pk=schedule.pk).update(state="paused")
+        strict.is_away, strict.state = False, "closed"
+        member.tick()
+        assert member.dispatcher.away == {}
+
+    def test_a_strict_lock_is_never_ignored_however_late(
+        self, member: Members, backend: Counting, strict: Counting
+    ) -> None:
+        gate, guarded = (self.at(level, seconds_ago=25) for level in ("standard", "quorum"))
+        for where, schedule in ((backend, gate), (strict, guarded)):
+            where.acquire({schedule_lock_name(schedule.pk): new_owner_token()}, 3_600_000)
+        assert [run.schedule_id for run in member.tick().claimed.runs] == [gate.pk]
+
+    def test_a_level_that_is_not_there_makes_the_row_invalid_and_stops_no_other(
+        self, member: Members
+    ) -> None:
+        bad, good = self.at("money"), self.at("standard")
+        tick = member.tick()
+        assert tick.invalid == (bad.key,)
+        assert [run.schedule_id for run in tick.claimed.runs] == [good.pk]
+        bad.refresh_from_db()
+        assert (bad.state, "money" in bad.state_reason) == ("invalid", True)
+
+    def test_a_queued_run_waits_for_its_strict_level(
+        self, member: Members, strict: Counting
+    ) -> None:
+        schedule = self.at("quorum", every=3600)
+        Schedule.objects.filter(pk=schedule.pk).update(state="paused")
+        make_run(schedule=schedule, state="queued")
+        strict.is_away = True
+        assert member.dispatcher.claim_queued(member.row.pk, 10).runs == ()
+        strict.is_away = False
+        (run,) = member.dispatcher.claim_queued(member.row.pk, 10).runs
+        name = schedule_lock_name(schedule.pk)
+        assert strict.inspect([name])[name].owner_token == run.owner_token
+
+    def test_a_strict_lease_that_was_gone_for_a_moment_is_lost(
+        self, member: Members, strict: Counting
+    ) -> None:
+        schedule = self.at("quorum")
+        (run,) = member.tick().claimed.runs
+        name = schedule_lock_name(schedule.pk)
+        strict.force_release(name)
+        assert member.leases.renew() == {
+            run.run_id: f"lock '{name}' is gone at level 'quorum'",
+        }
+        assert strict.inspect([name]) == {}
+
+    def test_a_strict_lease_is_lost_before_it_ends_unrenewed_and_a_gate_is_not(
+        self, member: Members, backend: Counting, strict: Counting
+    ) -> None:
+        self.at("standard")
+        guarded = self.at("quorum")
+        runs = {run.schedule_id: run.run_id for run in member.tick().claimed.runs}
+        strict.is_away = backend.is_away = True
+        member.clock.ahead = 4.0
+        assert member.leases.renew() == {}
+        member.clock.ahead = 10.5
+        assert set(member.leases.renew()) == {runs[guarded.pk]}
+        assert member.leases.renew() == {}
+
+    def test_without_its_strict_lock_a_node_decides_only_what_overlaps(
+        self, member: Members, strict: Counting
+    ) -> None:
+        schedule = self.at("quorum", every=1, seconds_ago=2)
+        (run,) = member.tick().claimed.runs
+        lifecycle.start([run], member.row.pk)
+        # Another node took this one for dead; the job still runs here, and holds the lock.
+        Run.objects.filter(pk=run.run_id).update(state="lost")
+        soon = database_now() + timedelta(seconds=0.02)
+        Schedule.objects.filter(pk=schedule.pk).update(next_run_at=soon)
+        wait_for(lambda: database_now() > soon, timeout=5, what="the instant to be due")
+        member.clock.ahead = 1.0
+        assert member.tick().claimed == lifecycle.Claimed()
+        assert Schedule.objects.get(pk=schedule.pk).next_run_at == soon
+        Run.objects.filter(pk=run.run_id).update(state="running")
+        (skipped,) = member.tick().claimed.skipped
+        assert skipped.reason == "overlap"

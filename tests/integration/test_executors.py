@@ -121,10 +121,13 @@ def test_a_worker_that_exits_by_itself_is_reported_with_its_code(pool: ProcessPo
 
 
 def test_wake_ends_a_poll_from_another_thread(pool: ProcessPool) -> None:
-    threading.Timer(0.05, pool.wake).start()
+    timer = threading.Timer(0.05, pool.wake)
+    timer.start()
     before = time.monotonic()
     pool.poll(30)
     assert time.monotonic() - before < 10
+    # Something else may have ended the poll; the pool must live until the timer has fired.
+    timer.join()
 
 
 def test_a_stopped_worker_does_not_block_its_node(pool: ProcessPool) -> None:

@@ -15,8 +15,8 @@ from distcron_app.conf import Config
 from distcron_app.errors import LockUnavailable
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.keeper import Keeper
-from distcron_app.leases import LeaseBook
-from distcron_app.locks import Lease, new_owner_token, schedule_lock_name
+from distcron_app.leases import Grant, LeaseBook
+from distcron_app.locks import Lease, Level, new_owner_token, schedule_lock_name
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.models import Node
 from tests.services import wait_for
@@ -51,7 +51,7 @@ class Kept:
 
     def __init__(self, config: Config = CONFIG) -> None:
         self.backend = Away()
-        self.leases = LeaseBook(self.backend, int(config.lock_ttl_seconds * 1000))
+        self.leases = LeaseBook(int(config.lock_ttl_seconds * 1000))
         self.changes: list[str] = []
         self.keeper = Keeper(
             config=config,
@@ -136,12 +136,15 @@ def test_without_acknowledged_heartbeats_nothing_is_claimed(
     assert kept.keeper.database_up_seconds < 5
 
 
+def granted(kept: Kept, lease: Lease) -> Grant:
+    level = Level(name="standard", parts=("memory",), backend=kept.backend)
+    return Grant(level=level, name=lease.name, owner_token=lease.owner_token, lease=lease)
+
+
 def test_leases_are_renewed_past_their_ttl(kept: Kept) -> None:
     name, token = schedule_lock_name(1), new_owner_token()
     leases = kept.backend.acquire({name: token}, 1000)
-    kept.leases.hold(
-        7, schedule_id=1, name=name, owner_token=token, lease=leases[name], since=utc_now()
-    )
+    kept.leases.hold(7, schedule_id=1, grant=granted(kept, leases[name]), since=utc_now())
     end = Clock().monotonic() + 2.5
     wait_for(kept.turning(lambda: Clock().monotonic() > end), timeout=10, what="two TTLs to pass")
     assert kept.backend.inspect([name])[name].owner_token == token
@@ -150,9 +153,7 @@ def test_leases_are_renewed_past_their_ttl(kept: Kept) -> None:
 def test_a_lease_taken_by_somebody_else_is_told_to_the_loop_once(kept: Kept) -> None:
     name, token = schedule_lock_name(1), new_owner_token()
     leases = kept.backend.acquire({name: token}, 1000)
-    kept.leases.hold(
-        7, schedule_id=1, name=name, owner_token=token, lease=leases[name], since=utc_now()
-    )
+    kept.leases.hold(7, schedule_id=1, grant=granted(kept, leases[name]), since=utc_now())
     kept.backend.force_release(name)
     kept.backend.acquire({name: new_owner_token()}, 3_600_000)
     lost: dict[int, str] = {}
@@ -179,7 +180,7 @@ def test_a_skewed_host_clock_is_measured_and_corrected() -> None:
     keeper = Keeper(
         config=CONFIG,
         clock=Skewed(),
-        leases=LeaseBook(MemoryLockBackend(), 1000),
+        leases=LeaseBook(1000),
         on_change=lambda: None,
     )
     keeper.begin(nodes.register(CONFIG))

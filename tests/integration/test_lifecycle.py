@@ -528,6 +528,106 @@ class TestRecovery:
         assert (run.state, run.reason) == ("cancelled", "deleted")
 
 
+class TestRelease:
+    """A person releases the lock of a schedule."""
+
+    def test_a_running_run_that_must_not_repeat_is_lost(self) -> None:
+        run = started_run(make_node())
+        released = lifecycle.release(run.schedule_id)
+        assert (released.runs.lost, released.fencing_token) == ((run.run_id,), 2)
+        row = Run.objects.get()
+        assert (row.state, row.reason, row.fencing_token, row.owner_token) == (
+            "lost",
+            "released",
+            2,
+            "",
+        )
+
+    def test_the_late_report_of_the_holder_is_refused_and_noted(self) -> None:
+        run = started_run(make_node())
+        lifecycle.release(run.schedule_id)
+        assert lifecycle.finish([report(run)]).rejected == {run.run_id}
+        assert Run.objects.get().state == "lost"
+        attempt = Attempt.objects.get()
+        assert (attempt.fencing_token, attempt.reason, attempt.late_state) == (
+            run.fencing_token,
+            "released",
+            "succeeded",
+        )
+
+    def test_a_running_run_that_may_repeat_is_queued_again(self) -> None:
+        run = started_run(make_node(), delivery="at_least_once")
+        assert lifecycle.release(run.schedule_id).runs.requeued == (run.run_id,)
+        (again,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, make_node().pk).runs
+        assert again.fencing_token == 3
+
+    def test_a_claimed_run_can_no_longer_start_and_is_queued_again(self) -> None:
+        node = make_node()
+        run = claimed_run(node)
+        assert lifecycle.release(run.schedule_id).runs.requeued == (run.run_id,)
+        assert lifecycle.start([run], node.pk) == set()
+        assert Run.objects.get().state == "queued"
+
+    def test_a_schedule_without_an_active_run_only_gets_a_larger_token(self) -> None:
+        schedule = make_schedule()
+        version = schedule.version
+        assert lifecycle.release(schedule.pk).fencing_token == 1
+        schedule.refresh_from_db()
+        assert (schedule.fencing_token, schedule.version) == (1, version)
+
+    def test_runs_of_other_schedules_are_left_alone(self) -> None:
+        node = make_node()
+        run, other = started_run(node), started_run(node)
+        lifecycle.release(run.schedule_id)
+        assert Run.objects.get(pk=other.run_id).state == "running"
+
+
+class TestSuperseded:
+    def test_a_run_that_is_still_ours_is_not(self) -> None:
+        node = make_node()
+        runs = [claimed_run(node), started_run(node)]
+        assert lifecycle.superseded(runs) == set()
+
+    def test_a_released_and_a_recovered_run_are(self) -> None:
+        node = make_node()
+        lost, repeated = started_run(node), started_run(node, delivery="at_least_once")
+        lifecycle.release(lost.schedule_id)
+        bury(node)
+        lifecycle.recover()
+        assert lifecycle.superseded([lost, repeated]) == {lost.run_id, repeated.run_id}
+
+    def test_a_lost_run_is_still_its_owners(self) -> None:
+        node = make_node()
+        run = started_run(node)
+        bury(node)
+        lifecycle.recover()
+        assert lifecycle.superseded([run]) == set()
+
+    def test_a_run_that_another_node_owns_now_is(self) -> None:
+        node = make_node()
+        run = claimed_run(node)
+        lifecycle.give_back([run])
+        lifecycle.claim_queued({run.run_id: new_owner_token()}, make_node().pk)
+        assert lifecycle.superseded([run]) == {run.run_id}
+
+
+class TestLeaseLost:
+    def test_the_loss_is_noted_and_the_run_still_succeeds(self) -> None:
+        run = started_run(make_node())
+        tokens = {run.run_id: (run.fencing_token, run.owner_token)}
+        lifecycle.note_lease_lost({run.run_id: "held by another owner"}, tokens)
+        assert lifecycle.finish([report(run)]).accepted == {run.run_id}
+        row = Run.objects.get()
+        assert (row.state, row.details) == ("succeeded", {"lease_lost": "held by another owner"})
+
+    def test_a_run_that_moved_on_is_left_alone(self) -> None:
+        run = started_run(make_node())
+        lifecycle.finish([report(run)])
+        tokens = {run.run_id: (run.fencing_token, run.owner_token)}
+        lifecycle.note_lease_lost({run.run_id: "held by another owner"}, tokens)
+        assert Run.objects.get().details is None
+
+
 class TestManual:
     def test_a_manual_run_is_queued_and_claimed(self) -> None:
         schedule = make_schedule(arguments={"batch": 1})

@@ -194,6 +194,99 @@ def test_client_that_cannot_lock(caches, check, option, value):
     assert "CACHES['distcron']" in message.msg
 
 
+def test_client_for_a_cluster_is_named(caches, check):
+    locks_of(caches)["OPTIONS"]["REDIS_CLIENT_CLASS"] = "redis.cluster.RedisCluster"
+    assert check(caches)["distcron.E017"].hint.endswith(
+        "set CONNECTION_FACTORY to distcron_app.locks.cluster.ClusterConnectionFactory."
+    )
+
+
+@pytest.fixture
+def cluster(caches):
+    """Good settings of a Cluster."""
+    locks_of(caches)["LOCATION"] = "redis://127.0.0.1:7001"
+    locks_of(caches)["OPTIONS"] |= {
+        "CONNECTION_FACTORY": "distcron_app.locks.cluster.ClusterConnectionFactory",
+        "CLUSTER_NODES": [("127.0.0.1", 7002), ("127.0.0.1", 7003)],
+    }
+    return caches
+
+
+def test_cluster_passes_without_a_connection(cluster, check, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert check(cluster) == {}
+
+
+def test_cluster_without_time_limit(cluster, check):
+    del locks_of(cluster)["OPTIONS"]["SOCKET_TIMEOUT"]
+    assert "has no SOCKET_TIMEOUT" in check(cluster)["distcron.E014"].msg
+
+
+def test_cluster_with_a_database_number(cluster, check):
+    locks_of(cluster)["LOCATION"] += "/9"
+    message = check(cluster)["distcron.E017"]
+    assert message.msg == (
+        "CACHES['distcron'] names a database number, but a Redis Cluster has only 0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("location", "client", "named"),
+    [
+        ("unix:///run/redis.sock", "django_redis.client.DefaultClient", "unix:///run/redis.sock"),
+        ("redis://a:1", "django_redis.client.SentinelClient", "django_redis.client.SentinelClient"),
+    ],
+)
+def test_cluster_that_is_something_else_too(cluster, check, location, client, named):
+    locks_of(cluster)["LOCATION"] = location
+    locks_of(cluster)["OPTIONS"]["CLIENT_CLASS"] = client
+    message = check(cluster)["distcron.E017"]
+    assert message.msg == (
+        f"CACHES['distcron'] names a Redis Cluster and {named}. Only one can carry locks."
+    )
+
+
+def test_cache_on_another_node_of_the_same_cluster(cluster, check):
+    cluster["default"] = {**locks_of(cluster), "LOCATION": "redis://localhost:7003"}
+    assert "distcron.E013" in check(cluster)
+
+
+@pytest.fixture
+def trio(caches):
+    """Good settings of a Sentinel trio."""
+    locks_of(caches)["LOCATION"] = "redis://locks/9"
+    locks_of(caches)["OPTIONS"] |= {
+        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+        "SENTINELS": [("127.0.0.1", port) for port in (7001, 7002, 7003)],
+    }
+    return caches
+
+
+def test_sentinel_passes_without_a_connection(trio, check, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert check(trio) == {}
+
+
+@pytest.mark.parametrize("limits", [{"password": "x"}, {"socket_timeout": 0.2}])
+def test_sentinels_without_time_limit(trio, check, limits):
+    locks_of(trio)["OPTIONS"]["SENTINEL_KWARGS"] = limits
+    assert "A sentinel that hangs stops the node." in check(trio)["distcron.E014"].msg
+
+
+def test_sentinels_with_time_limits(trio, check):
+    limits = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2, "password": "x"}
+    locks_of(trio)["OPTIONS"]["SENTINEL_KWARGS"] = limits
+    assert check(trio) == {}
+
+
 def test_location_that_is_no_redis_url(caches, check):
     locks_of(caches)["LOCATION"] = "127.0.0.1:6379"
     message = check(caches)["distcron.E017"]

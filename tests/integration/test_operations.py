@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -12,8 +13,19 @@ from django.db import connection
 from distcron_app import operations
 from distcron_app.errors import InvalidArguments, ScheduleBusy, UnknownJob
 from distcron_app.instants import database_now
+from distcron_app.locks import (
+    Lease,
+    LockBackend,
+    get_backend,
+    get_level,
+    named_lock_name,
+    new_owner_token,
+    schedule_lock_name,
+)
 from distcron_app.models import AuditEntry, Run, Schedule
+from project.service_urls import cache_settings
 from tests.factories import make_run, make_schedule, make_user
+from tests.services import free_port
 
 pytestmark = pytest.mark.django_db
 
@@ -220,3 +232,92 @@ def test_ten_simultaneous_clicks_of_one_form_make_one_run() -> None:
         thread.join(30)
     assert len(runs) == 10 and len(set(runs)) == 1
     assert Run.objects.count() == AuditEntry.objects.count() == 1
+
+
+@pytest.fixture
+def memory(settings: Any) -> LockBackend:
+    settings.DISTCRON = {"LOCK_BACKEND": "memory"}
+    return get_backend()
+
+
+def hold(backend: LockBackend, name: str) -> Lease:
+    return backend.acquire({name: new_owner_token()}, 60_000)[name]
+
+
+class TestReleaseLock:
+    def test_the_lock_is_freed_and_its_run_taken_from_its_node(self, memory: LockBackend) -> None:
+        schedule = make_schedule()
+        run = make_run(schedule=schedule, state="running")
+        name = schedule_lock_name(schedule.pk)
+        hold(memory, name)
+        done = operations.release_lock(name, reason="node is hung", **WHO)
+        assert (done.was_held, done.fencing_token, done.lost) == (True, 1, (run.pk,))
+        assert memory.inspect([name]) == {}
+        run.refresh_from_db()
+        assert (run.state, run.reason) == ("lost", "released")
+
+    def test_it_is_audited_with_the_reason_and_what_became_of_the_run(
+        self, memory: LockBackend
+    ) -> None:
+        schedule = make_schedule()
+        run = make_run(schedule=schedule, state="running")
+        name = schedule_lock_name(schedule.pk)
+        operations.release_lock(name, reason="node is hung", **WHO)
+        entry = AuditEntry.objects.get()
+        assert (entry.verb, entry.actor, entry.reason) == ("release_lock", "siti", "node is hung")
+        assert entry.after == {
+            "lock": name,
+            "fencing_token": 1,
+            "requeued": [],
+            "lost": [run.pk],
+        }
+
+    def test_a_lock_of_code_is_freed_and_audited_by_its_name(self, memory: LockBackend) -> None:
+        name = named_lock_name("export 🦜")
+        hold(memory, name)
+        done = operations.release_lock(name, reason="stuck", **WHO)
+        assert (done.was_held, done.fencing_token) == (True, None)
+        entry = AuditEntry.objects.get()
+        assert (entry.object_type, entry.object_label) == ("lock", "name:export 🦜")
+
+    def test_the_level_of_the_schedule_decides_where(self, settings: Any) -> None:
+        settings.DISTCRON = {"LOCK_BACKEND": "file", "LOCK_LEVELS": {"inside": ["memory"]}}
+        inside = get_level("inside").backend
+        schedule = make_schedule(lock_level="inside")
+        name = schedule_lock_name(schedule.pk)
+        hold(inside, name)
+        assert operations.release_lock(name, reason="stuck", **WHO).was_held is True
+        assert inside.inspect([name]) == {}
+
+    @pytest.mark.parametrize("reason", ["", "  "])
+    def test_without_a_reason_nothing_happens(self, memory: LockBackend, reason: str) -> None:
+        name = named_lock_name("export")
+        hold(memory, name)
+        with pytest.raises(ValueError, match="Reason: missing"):
+            operations.release_lock(name, reason=reason, **WHO)
+        assert set(memory.inspect([name])) == {name}
+        assert not AuditEntry.objects.exists()
+
+    def test_a_second_click_releases_nobody_elses_lock(self, memory: LockBackend) -> None:
+        schedule = make_schedule()
+        name = schedule_lock_name(schedule.pk)
+        hold(memory, name)
+        first = operations.release_lock(name, reason="stuck", idempotency_key="k", **WHO)
+        hold(memory, name)
+        second = operations.release_lock(name, reason="stuck", idempotency_key="k", **WHO)
+        assert (first.fencing_token, second.fencing_token) == (1, 1)
+        assert set(memory.inspect([name])) == {name}
+        assert AuditEntry.objects.count() == 1
+
+    def test_a_backend_that_is_away_is_said_and_the_run_is_taken_all_the_same(
+        self, settings: Any
+    ) -> None:
+        settings.CACHES = cache_settings(f"redis://127.0.0.1:{free_port()}/9")
+        settings.DISTCRON = {"LOCK_BACKEND": "redis"}
+        schedule = make_schedule()
+        run = make_run(schedule=schedule, state="running")
+        done = operations.release_lock(
+            schedule_lock_name(schedule.pk), reason="node is hung", **WHO
+        )
+        assert (done.was_held, done.lost) == (None, (run.pk,))
+        assert "Connection refused" in done.problem

@@ -139,3 +139,21 @@ def test_a_job_that_was_cut_off_is_attempted_again_where_delivery_allows(cluster
     assert (done["attempt"], done["recoveries"]) == (2, 1)
     (attempt,) = cluster.attempts(done["id"])
     assert (attempt["number"], attempt["reason"]) == (1, "shutdown")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "ends_as"),
+    [("at_most_once", ("cancelled", "shutdown")), ("at_least_once", ("queued", "recovery"))],
+)
+def test_a_job_that_stops_when_it_is_told_leaves_no_doubt(
+    cluster: Cluster, delivery: str, ends_as: tuple[str, str]
+) -> None:
+    node = cluster.start_node("--drain-seconds", "0.5")
+    cluster.add("obedient", "obey", every=3600, delivery=delivery)
+    cluster.wait_for_run("obedient", state="running")
+    wait_for(lambda: cluster.marks(), PATIENCE_SECONDS, "the begin of the job")
+
+    assert node.terminate() == 0
+    (run,) = cluster.runs("obedient")
+    assert (run["state"], run["reason"]) == ends_as
+    assert_it_has_left(cluster, node)

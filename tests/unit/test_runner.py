@@ -17,6 +17,7 @@ from django.db import connection, connections, transaction
 
 from distcron_app import JobContext, capture, current_context, job, registry
 from distcron_app.capture import write
+from distcron_app.errors import LeaseLost
 from distcron_app.runner import Assignment, Outcome, execute
 
 
@@ -243,9 +244,15 @@ def test_lost_lease_seen_by_the_job_names_the_cause():
     context = given.context()
     context.cancel("the lock expired")
     outcome = execute(given, context=context, output_limit_bytes=1000)
+    assert (outcome.state, outcome.reason) == ("cancelled", "lease_lost")
     assert outcome.error == (
         "LeaseLost: Run 7: lease lost, the lock expired. Stop as soon as it is safe."
     )
+
+
+def test_a_lost_lock_of_the_job_itself_is_its_error():
+    outcome = run(raising(LeaseLost("Lock 'export'", "it expired")))
+    assert (outcome.state, outcome.reason) == ("failed", "error")
 
 
 def test_unknown_job_fails_with_its_reason():

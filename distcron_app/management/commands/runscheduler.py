@@ -22,7 +22,7 @@ from distcron_app.conf import Config, get_config
 from distcron_app.console import JsonConsole, TextConsole
 from distcron_app.errors import LockUnavailable
 from distcron_app.executors import ProcessPool
-from distcron_app.locks import LockBackend, get_backend
+from distcron_app.locks import LockBackend, close_backends, get_backend, get_level
 from distcron_app.models import Schedule
 from distcron_app.scheduler import Scheduler
 
@@ -86,15 +86,18 @@ class Command(BaseCommand):
         pool.start()
         try:
             _limit_connections()
-            backend = get_backend(config)
-            self._introduce(console, config, backend)
+            self._introduce(console, config, get_backend(config))
         except BaseException:
             pool.kill()
             raise
         code = Scheduler(
-            config=config, pool=pool, backend=backend, report=console, clock=Clock()
+            config=config,
+            pool=pool,
+            find_level=lambda name: get_level(name, config=config),
+            report=console,
+            clock=Clock(),
         ).run()
-        backend.close()
+        close_backends()
         if code:
             # Not sys.exit: a Django command is told its exit code by the error it raises.
             raise SystemExit(code)

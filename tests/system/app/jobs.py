@@ -75,11 +75,25 @@ def nap(context: JobContext, seconds: float) -> str:
 
 
 @job
-def hog(context: JobContext, letters: int) -> str:
-    """Hold the interpreter in one call whose time doubles with each letter."""
+def hog(context: JobContext, seconds: float) -> float:
+    """Hold the interpreter until one single call took ``seconds``; return how long it took."""
     with traced(context):
-        re.match(r"(a+)+$", "a" * letters + "b")
-        return "hogged"
+        letters, took = 20, 0.0
+        while took < seconds:
+            # Each letter doubles the time of the call.
+            letters += 1
+            began = time.monotonic()
+            re.match(r"(a+)+$", "a" * letters + "b")
+            took = time.monotonic() - began
+        return took
+
+
+@job
+def obey(context: JobContext) -> None:
+    """Do nothing until it is told to stop, and stop then."""
+    with traced(context):
+        while True:
+            context.wait(60)
 
 
 @job

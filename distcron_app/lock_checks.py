@@ -37,6 +37,7 @@ DIRECTORY_UNSUITABLE = "distcron.E018"
 TOO_FEW_INSTANCES = "distcron.E019"
 EVEN_INSTANCES = "distcron.E020"
 SERVER_TWICE = "distcron.E021"
+INSTANCE_REPLICATED = "distcron.E022"
 SLOW_TIME_LIMIT = "distcron.W010"
 NO_POOL_SIZE = "distcron.W011"
 PICKLE = "distcron.W012"
@@ -99,9 +100,28 @@ def _check_directory(path: str) -> Iterator[CheckMessage]:
 
 def _check_quorum(aliases: Sequence[str]) -> Iterator[CheckMessage]:
     for alias in dict.fromkeys(aliases):
-        yield from _check_redis(alias, setting="QUORUM_ALIASES")
+        if _is_replicated(settings.CACHES.get(alias, {})):
+            yield _instance_replicated(alias)
+        else:
+            yield from _check_redis(alias, setting="QUORUM_ALIASES")
     yield from _check_instance_count(len(aliases))
     yield from _check_distinct_servers(aliases)
+
+
+def _is_replicated(given: Mapping[str, Any]) -> bool:
+    return _is_cluster(given) or "SentinelClient" in _options(given).get("CLIENT_CLASS", "")
+
+
+def _instance_replicated(alias: str) -> CheckMessage:
+    return Error(
+        _(
+            "DISTCRON['QUORUM_ALIASES']: CACHES[%(alias)r] is a Redis Cluster or behind Sentinel. "
+            "A failover forgets locks, and the quorum would count that vote."
+        )
+        % {"alias": alias},
+        hint=_("Name one server as redis://host:port/db, without replicas that take over."),
+        id=INSTANCE_REPLICATED,
+    )
 
 
 def _check_instance_count(count: int) -> Iterator[CheckMessage]:
@@ -130,18 +150,22 @@ def _check_instance_count(count: int) -> Iterator[CheckMessage]:
 def _check_distinct_servers(aliases: Sequence[str]) -> Iterator[CheckMessage]:
     first_with: dict[str, str] = {}
     for alias in aliases:
-        for location in _locations(settings.CACHES.get(alias, {})):
-            first = first_with.setdefault(_server(location), alias)
-            if first is not alias or aliases.count(alias) > 1:
-                yield Error(
-                    _(
-                        "DISTCRON['QUORUM_ALIASES']: %(alias)r and %(other)r are one Redis "
-                        "server, %(server)s. Its failure takes two votes at once."
-                    )
-                    % {"alias": alias, "other": first, "server": _server(location)},
-                    hint=_("Give each alias a server of its own, not a database number alone."),
-                    id=SERVER_TWICE,
-                )
+        for server in map(_server, _locations(settings.CACHES.get(alias, {}))):
+            if server in first_with:
+                yield _server_twice(alias, first_with[server], server)
+            first_with.setdefault(server, alias)
+
+
+def _server_twice(alias: str, other: str, server: str) -> CheckMessage:
+    return Error(
+        _(
+            "DISTCRON['QUORUM_ALIASES']: %(alias)r and %(other)r are one Redis server, "
+            "%(server)s. Its failure takes two votes at once."
+        )
+        % {"alias": alias, "other": other, "server": server},
+        hint=_("Give each alias a server of its own, not a database number alone."),
+        id=SERVER_TWICE,
+    )
 
 
 def _check_redis(alias: str, *, setting: str = "REDIS_ALIAS") -> Iterator[CheckMessage]:

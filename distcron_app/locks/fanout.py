@@ -281,6 +281,10 @@ class Fanout:
             round_.end()
         return round_.replies
 
+    def send(self, requests: Sequence[Request | None]) -> None:
+        """Send what can be sent at once, and wait for no reply."""
+        _Round(self.instances, requests, self._timeout, self._clock).end()
+
     def close(self) -> None:
         """Close the idle connections."""
         for instance in self.instances:

@@ -360,14 +360,26 @@ class RedlockBackend(LockBackend):
         self._clean(ballots)
 
     def _clean(self, ballots: list[_Ballot]) -> None:
-        requests: list[Request | None] = []
+        """Release what is abandoned on the instances that answer, or are late at most.
+
+        A late one gets it behind the request that it has yet to answer.
+        """
+        late: list[Request | None] = []
+        there: list[Request | None] = []
         taken = []
         for voter, ballot in zip(self._voters, ballots, strict=True):
-            taken.append([] if isinstance(ballot, _AWAY) else voter.take_abandoned())
-            requests.append(self._release_of(taken[-1]) if taken[-1] else None)
-        if any(requests):
-            replies = self._fanout.ask(requests)
-            for voter, owners, reply in zip(self._voters, taken, replies, strict=True):
+            is_late = isinstance(ballot, redis.TimeoutError)
+            is_away = isinstance(ballot, _AWAY) and not is_late
+            taken.append([] if is_away else voter.take_abandoned())
+            request = self._release_of(taken[-1]) if taken[-1] else None
+            late.append(request if is_late else None)
+            there.append(None if is_late else request)
+        if any(late):
+            self._fanout.send(late)
+        if any(there):
+            for voter, owners, reply in zip(
+                self._voters, taken, self._fanout.ask(there), strict=True
+            ):
                 if isinstance(reply, list):
                     voter.confirm(owners)
 

@@ -67,9 +67,10 @@ class Request:
 
 
 def _packed(call: Call, verb: bytes, script: str) -> bytes:
-    parts = [b"*%d\r\n" % (len(call.values) + 3)]
-    for value in (verb, script, str(call.key_count), *call.values):
-        raw = value if isinstance(value, bytes) else value.encode()
+    values = call.values
+    parts = [b"*%d\r\n" % (len(values) + 3)]
+    for value in (verb, script, str(call.key_count), *values):
+        raw = value.encode() if isinstance(value, str) else value
         parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
 
@@ -183,8 +184,10 @@ class Instance:
     def _pop(self) -> _Link | None:
         # One that owes replies first: a release must stay behind the acquire it ends.
         with self._mutex:
+            if len(self._idle) < 2:
+                return self._idle.pop() if self._idle else None
             owing = (place for place, link in enumerate(self._idle) if link.owed)
-            return self._idle.pop(next(owing, -1)) if self._idle else None
+            return self._idle.pop(next(owing, -1))
 
     def put(self, link: _Link) -> None:
         """Keep a connection for the next call."""
@@ -422,11 +425,11 @@ class _Round:
         self._finish(position, link)
 
     def _finish(self, position: int, link: _Link) -> None:
-        if self._tries[position] < 3 and any(isinstance(r, NoScriptError) for r in link.replies):
+        failures = [reply for reply in link.replies if isinstance(reply, Exception)]
+        if failures and self._tries[position] < 3 and _is_unknown(failures):
             self._send(position, link, spelled_out=True)
             return
-        failure = next((reply for reply in link.replies if isinstance(reply, Exception)), None)
-        self._answer(position, failure or link.replies)
+        self._answer(position, failures[0] if failures else link.replies)
         self._keep(position, link)
 
     def _fail(self, position: int, link: _Link, error: Exception) -> None:
@@ -462,6 +465,10 @@ class _Round:
     def _drop(self, fileno: int) -> None:
         self._poll.unregister(fileno)
         del self._links[fileno]
+
+
+def _is_unknown(failures: Sequence[Exception]) -> bool:
+    return any(isinstance(failure, NoScriptError) for failure in failures)
 
 
 def _events(link: _Link) -> int:

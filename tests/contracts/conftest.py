@@ -8,6 +8,7 @@ from django_redis import get_redis_connection
 
 from distcron_app.locks.redis import RedisLockBackend
 from project.service_urls import cache_settings
+from tests.quorum import LOCK_DATABASE, farm, five_valkeys, make_farm
 from tests.services import (
     RedisCluster,
     RedisServer,
@@ -18,7 +19,7 @@ from tests.services import (
     valkey_server,
 )
 
-LOCK_DATABASE = 9
+__all__ = ["LOCK_DATABASE", "farm", "five_valkeys", "make_farm"]
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,10 @@
 
 Run as a program it is one more node: ``python -m tests.contracts.counting
 '{"settings": {...}, "counter": path, "times": 100}'``. With ``"hold": name`` it takes that
-lock instead, prints ``held`` (or ``busy``, or the error) and keeps it until its input ends; with
-``"fork": true`` a forked child waits beside it. ``"user": [uid, gid]`` becomes that user
-first, ``"umask": 63`` takes these bits from the modes of its files.
+lock instead, prints ``held`` (or ``busy``, or the error) and keeps it until its input ends; for
+each line of that it renews and prints whether it could. With ``"fork": true`` a forked child
+waits beside it. ``"user": [uid, gid]`` becomes that user first, ``"umask": 63`` takes these
+bits from the modes of its files.
 """
 
 from __future__ import annotations
@@ -39,23 +40,26 @@ def main(given: dict[str, Any]) -> None:
 
     settings.configure(**given["settings"])
     from distcron_app.errors import LockUnavailable
-    from distcron_app.locks import get_backend, new_owner_token
+    from distcron_app.locks import get_level, new_owner_token
 
     if "user" in given:
         _become(*given["user"])
     os.umask(given.get("umask", 0o022))
+    backend = get_level(given.get("level", "standard")).backend
     if "hold" in given:
+        ttl_ms = given.get("ttl_ms", TTL_MS)
         try:
-            won = get_backend().acquire({given["hold"]: new_owner_token()}, TTL_MS)
+            won = backend.acquire({given["hold"]: new_owner_token()}, ttl_ms)
         except LockUnavailable as error:
             sys.exit(print(error))
         if given.get("fork") and os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
         print("held" if won else "busy", flush=True)
-        sys.stdin.read()
+        for _line in sys.stdin:
+            print("renewed" if backend.renew(won.values(), ttl_ms) else "lost", flush=True)
     else:
-        count(get_backend(), Path(given["counter"]), given["times"])
+        count(backend, Path(given["counter"]), given["times"])
 
 
 def _become(user: int, group: int) -> None:

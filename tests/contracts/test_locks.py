@@ -18,6 +18,7 @@ from tests.contracts.conftest import (
     sentinel_caches,
 )
 from tests.contracts.lock_contract import LONG, SHORT, LockContract, spawn_node, take
+from tests.quorum import quorum_caches
 from tests.services import wait_for
 
 
@@ -128,6 +129,57 @@ class TestClusterLocks(RedisContract):
     @pytest.fixture
     def caches(self, shared_cluster):
         return cluster_caches(shared_cluster)
+
+
+class QuorumContract(LockContract):
+    drift_seconds = 0.102
+    level = "quorum"
+    # Split votes make contention slow, and libfaketime makes the servers slow.
+    rounds = 30
+    instance_count = 3
+
+    @pytest.fixture
+    def farm(self, make_farm):
+        return make_farm(self.instance_count)
+
+    @pytest.fixture
+    def backend(self, farm):
+        return farm.backend(note="node-a")
+
+    @pytest.fixture
+    def other(self, farm):
+        return farm.backend(note="node-b")
+
+    @pytest.fixture
+    def node_settings(self, farm):
+        distcron = {
+            "NAMESPACE": "test",
+            "QUORUM_ALIASES": farm.aliases,
+            "QUORUM_RETRIES": 0,
+            "LOCK_TTL_SECONDS": 60,
+            "HEARTBEAT_SECONDS": 5,
+        }
+        return {"CACHES": quorum_caches(farm.ports), "DISTCRON": distcron}
+
+    def test_released_locks_leave_nothing_behind(self, backend, farm):
+        backend.release(take(backend, "schedule:1").values())
+        take(backend, "schedule:2")
+        backend.force_release("schedule:2")
+        for server in farm.servers:
+            with server.client(LOCK_DATABASE) as client:
+                assert client.keys() == [b"{test:lock}-born"]
+
+    def test_ttl_longer_than_restarted_instances_are_kept_out_is_refused(self, backend):
+        with pytest.raises(ValueError, match="Lock TTL: got 60001 ms"):
+            take(backend, "schedule:1", ttl_ms=60_001)
+
+
+class TestQuorumOfThree(QuorumContract):
+    pass
+
+
+class TestQuorumOfFive(QuorumContract):
+    instance_count = 5
 
 
 class TestMemoryLocks(LockContract):

@@ -338,3 +338,66 @@ def test_unsuitable_lock_folder(check, settings, tmp_path):
 def test_refused_settings_have_checks_of_their_own(check, settings):
     settings.DISTCRON = {"LOCK_BACKEND": "zookeeper"}
     assert check() == {}
+
+
+class TestQuorum:
+    @pytest.fixture
+    def caches(self, settings):
+        settings.DISTCRON = {"LOCK_BACKEND": "file", "QUORUM_ALIASES": ["r1", "r2", "r3"]}
+        caches = copy.deepcopy(cache_settings(""))
+        for number in (1, 2, 3):
+            url = f"redis://127.0.0.{number}:1/9"
+            caches[f"r{number}"] = copy.deepcopy(cache_settings(url))["distcron"]
+        caches["r1"]["LOCATION"] = "redis://locks-1:1/9"
+        return caches
+
+    def test_three_servers_pass(self, caches, check):
+        assert check(caches) == {}
+
+    def test_missing_alias(self, caches, check):
+        del caches["r2"]
+        message = check(caches)["distcron.E010"]
+        assert "CACHES['r2'] is missing, but DISTCRON['QUORUM_ALIASES'] names it" in message.msg
+
+    def test_alias_without_raw_client(self, caches, check):
+        caches["r2"] = caches["default"]
+        assert set(check(caches)) == {"distcron.E011"}
+
+    def test_ignored_exceptions(self, caches, check):
+        caches["r3"]["OPTIONS"]["IGNORE_EXCEPTIONS"] = True
+        assert "CACHES['r3']" in check(caches)["distcron.E012"].msg
+
+    def test_no_time_limit(self, caches, check):
+        caches["r3"]["LOCATION"] = "redis://127.0.0.77:1/9"
+        del caches["r3"]["OPTIONS"]["SOCKET_TIMEOUT"]
+        assert "CACHES['r3'] has no SOCKET_TIMEOUT" in check(caches)["distcron.E014"].msg
+
+    def test_two_instances(self, caches, check, settings):
+        settings.DISTCRON = {"LOCK_BACKEND": "file", "QUORUM_ALIASES": ["r1", "r2"]}
+        message = check(caches)["distcron.E019"]
+        assert "names 2 Redis instances" in message.msg
+
+    def test_even_number(self, caches, check, settings):
+        caches["r4"] = copy.deepcopy(caches["r3"])
+        caches["r4"]["LOCATION"] = "redis://127.0.0.4:1/9"
+        settings.DISTCRON = {"LOCK_BACKEND": "file", "QUORUM_ALIASES": ["r1", "r2", "r3", "r4"]}
+        message = check(caches)["distcron.E020"]
+        assert "An even number survives no more failures than 3" in message.msg
+
+    def test_two_databases_of_one_server(self, caches, check):
+        caches["r3"]["LOCATION"] = "redis://LOCKS-1:1/8"
+        message = check(caches)["distcron.E021"]
+        assert "'r3' and 'r1' are one Redis server, locks-1:1" in message.msg
+
+    def test_one_alias_twice(self, caches, check, settings):
+        settings.DISTCRON = {"LOCK_BACKEND": "file", "QUORUM_ALIASES": ["r1", "r2", "r1"]}
+        message = check(caches)["distcron.E021"]
+        assert "'r1' and 'r1' are one Redis server" in message.msg
+
+    def test_sentinel_is_no_independent_instance(self, caches, check):
+        caches["r3"]["OPTIONS"] |= {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "SENTINELS": [("127.0.0.3", 1)],
+        }
+        message = check(caches)["distcron.E022"]
+        assert "CACHES['r3']" in message.msg

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.quorum import farm, five_valkeys, make_farm
 from tests.services import PostgresCluster, postgres_cluster
 from tests.system.cluster import Cluster, environment, manage
 from tests.system.database import Database
+
+__all__ = ["farm", "five_valkeys", "make_farm"]
 
 MakeCluster = Callable[..., Cluster]
 

@@ -2,8 +2,9 @@
 
 Run as a program it is one more node: ``python -m tests.contracts.counting
 '{"settings": {...}, "counter": path, "times": 100}'``. With ``"hold": name`` it takes that
-lock instead, prints ``held`` and keeps it until its input ends; with ``"fork": true`` a
-forked child waits beside it.
+lock instead, prints ``held`` and keeps it until its input ends, for ``"ttl_ms"`` where that
+is given; with ``"fork": true`` a forked child waits beside it. ``"level"`` names another
+lock level than the standard one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pymysql
 
 NAME = "schedule:1"
 TTL_MS = 30_000
@@ -35,17 +38,20 @@ def main(given: dict[str, Any]) -> None:
     from django.conf import settings
 
     settings.configure(**given["settings"])
-    from distcron_app.locks import get_backend, new_owner_token
+    pymysql.version_info = (2, 2, 7, "final", 0)
+    pymysql.install_as_MySQLdb()
+    from distcron_app.locks import get_level, new_owner_token
 
+    backend = get_level(given.get("level", "standard")).backend
     if "hold" in given:
-        assert get_backend().acquire({given["hold"]: new_owner_token()}, TTL_MS)
+        assert backend.acquire({given["hold"]: new_owner_token()}, given.get("ttl_ms", TTL_MS))
         if given.get("fork") and os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
         print("held", flush=True)
         sys.stdin.read()
     else:
-        count(get_backend(), Path(given["counter"]), given["times"])
+        count(backend, Path(given["counter"]), given["times"])
 
 
 if __name__ == "__main__":

@@ -316,7 +316,7 @@ def postgres_cluster(*settings: str) -> PostgresCluster:
 
 
 class PgBouncer(_Server):
-    """A PgBouncer before the database ``distcron`` of a PostgreSQL on ``target_port``.
+    """A PgBouncer before all databases of the PostgreSQL on ``target_port``.
 
     ``pool_mode`` is session or transaction. As root it runs as the user postgres.
     """
@@ -326,7 +326,7 @@ class PgBouncer(_Server):
         (self.folder / "users").write_text('"postgres" ""\n')
         (self.folder / "pgbouncer.ini").write_text(
             "[databases]\n"
-            f"distcron = host={HOST} port={target_port} dbname=distcron\n"
+            f"* = host={HOST} port={target_port}\n"
             "[pgbouncer]\n"
             f"listen_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {self.folder / 'users'}\n"
@@ -335,7 +335,7 @@ class PgBouncer(_Server):
 
     @property
     def url(self) -> str:
-        """Return the URL of the database."""
+        """Return the URL of the database ``distcron``."""
         return f"postgres://postgres@{HOST}:{self.port}/distcron"
 
     def start(self) -> None:

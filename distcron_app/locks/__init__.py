@@ -9,6 +9,7 @@ from distcron_app.locks.base import (
     schedule_id_of,
     schedule_lock_name,
 )
+from distcron_app.locks.database import pooling_problem
 from distcron_app.locks.levels import (
     Level,
     close_backends,
@@ -30,6 +31,7 @@ __all__ = [
     "level_problem",
     "named_lock_name",
     "new_owner_token",
+    "pooling_problem",
     "schedule_id_of",
     "schedule_lock_name",
 ]

@@ -16,7 +16,7 @@ from django.db import connections
 
 from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
-from distcron_app.locks.database import DatabaseLockBackend, pooling_problem
+from distcron_app.locks.database import pooling_problem
 from project.service_urls import database_settings
 from tests.contracts.lock_contract import LONG, SHORT, LockContract, spawn_node, take
 from tests.services import (
@@ -28,59 +28,6 @@ from tests.services import (
 )
 
 _namespaces = (f"test{number}" for number in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    """A PostgreSQL that no test breaks."""
-    with postgres_cluster() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def maria():
-    """A MariaDB that no test breaks."""
-    with maria_server() as server:
-        yield server
-
-
-@pytest.fixture
-def own_postgres():
-    """A PostgreSQL for one test, which may break it."""
-    with postgres_cluster() as server:
-        yield server
-
-
-@pytest.fixture
-def use_database():
-    """Give the alias ``locks`` a URL; return the alias."""
-
-    def use(url, **options):
-        given = {**connections.settings["default"], **database_settings(url, Path())}
-        given["OPTIONS"] = {**given["OPTIONS"], **options}
-        connections.settings["locks"] = given
-        return "locks"
-
-    yield use
-    connections.settings.pop("locks", None)
-    if hasattr(connections._connections, "locks"):
-        connections["locks"].close()
-        del connections["locks"]
-
-
-@pytest.fixture
-def start():
-    """Make backends that are closed after the test."""
-    started = []
-
-    def start(alias, namespace="test", *, note="node-a", clock=None):
-        backend = DatabaseLockBackend(alias, namespace, note=note, clock=clock)
-        started.append(backend)
-        return backend
-
-    yield start
-    for backend in started:
-        backend.close()
 
 
 def through(proxy, server):
@@ -298,13 +245,13 @@ class SessionContract(LockContract):
 
 class TestPostgresLocks(SessionContract):
     @pytest.fixture
-    def url(self, postgres):
-        return postgres.url
+    def url(self, shared_postgres):
+        return shared_postgres.url
 
     @pytest.fixture
-    def ask(self, postgres):
+    def ask(self, shared_postgres):
         def ask(sql, *values):
-            with postgres.connect() as link:
+            with shared_postgres.connect() as link:
                 return link.execute(sql, values).fetchall()
 
         return ask
@@ -347,15 +294,15 @@ class TestPostgresLocks(SessionContract):
         assert stranger.force_release(names[0]) is True
         assert set(take(stranger, "name:export")) == {"name:export"}
 
-    def test_locks_of_other_applications_are_not_listed(self, backend, postgres):
+    def test_locks_of_other_applications_are_not_listed(self, backend, shared_postgres):
         take(backend, "schedule:1")
-        with postgres.connect() as link:
+        with shared_postgres.connect() as link:
             link.execute("SELECT pg_advisory_lock(7), pg_advisory_lock(7, 7)")
             assert [info.name for info in backend.held()] == ["schedule:1"]
 
-    def test_foreign_holder_of_a_key_is_named(self, backend, postgres):
+    def test_foreign_holder_of_a_key_is_named(self, backend, shared_postgres):
         number = backend._locks.key("name:export")[1]
-        with postgres.connect() as link:
+        with shared_postgres.connect() as link:
             link.execute("SET application_name = 'psql'")
             link.execute("SELECT pg_advisory_lock(%s::bigint)", [number])
             assert take(backend, "name:export") == {}
@@ -396,8 +343,10 @@ class TestPostgresLocks(SessionContract):
         assert idle + interval * count == 20
         assert unanswered == 20_000
 
-    def test_pool_of_the_orm_is_left_alone(self, postgres, use_database, start, django_db_blocker):
-        alias = use_database(postgres.url, pool={"min_size": 1, "max_size": 1})
+    def test_pool_of_the_orm_is_left_alone(
+        self, shared_postgres, use_database, start, django_db_blocker
+    ):
+        alias = use_database(shared_postgres.url, pool={"min_size": 1, "max_size": 1})
         connections.settings[alias]["CONN_MAX_AGE"] = 0
         backend, other = start(alias), start(alias)
         lease = take(backend, "schedule:1")["schedule:1"]
@@ -413,14 +362,14 @@ class TestPostgresLocks(SessionContract):
 
 class TestMariaLocks(SessionContract):
     @pytest.fixture
-    def url(self, maria):
-        return maria.url
+    def url(self, shared_maria):
+        return shared_maria.url
 
     @pytest.fixture
-    def end_session(self, maria):
+    def end_session(self, shared_maria):
         def end_session(backend):
             number = backend._session.id
-            with maria.cursor() as cursor:
+            with shared_maria.cursor() as cursor:
                 cursor.execute("KILL CONNECTION %s", [number])
                 gone = "SELECT 1 FROM information_schema.processlist WHERE id = %s"
                 wait_for(lambda: cursor.execute(gone, [number]) == 0, what="the session's end")
@@ -428,9 +377,9 @@ class TestMariaLocks(SessionContract):
         return end_session
 
     @pytest.fixture
-    def count_sessions(self, backend, maria):
+    def count_sessions(self, backend, shared_maria):
         def count_sessions():
-            with maria.cursor() as cursor:
+            with shared_maria.cursor() as cursor:
                 return cursor.execute(
                     "SELECT id FROM information_schema.processlist WHERE db = 'distcron'"
                 )
@@ -457,12 +406,12 @@ class TestMariaLocks(SessionContract):
         assert (info.owner_token, info.ttl_ms) == (None, None)
 
     def test_databases_of_one_server_do_not_exclude_each_other(
-        self, backend, maria, use_database, start, namespace
+        self, backend, shared_maria, use_database, start, namespace
     ):
         take(backend, "schedule:1")
-        with maria.cursor() as cursor:
+        with shared_maria.cursor() as cursor:
             cursor.execute("CREATE DATABASE IF NOT EXISTS second")
-        stranger = start(use_database(maria.url.replace("/distcron", "/second")), namespace)
+        stranger = start(use_database(shared_maria.url.replace("/distcron", "/second")), namespace)
         assert set(take(stranger, "schedule:1")) == {"schedule:1"}
 
     def test_idle_session_is_kept_for_as_long_as_the_server_can(self, backend):
@@ -534,9 +483,9 @@ def test_postgresql_that_does_not_answer_is_left_within_six_seconds(
         assert backend.renew(won.values(), LONG) == {}
 
 
-def test_mariadb_that_does_not_answer_is_left_within_six_seconds(maria, use_database, start):
-    with tcp_proxy(maria.port) as proxy:
-        backend = start(use_database(through(proxy, maria)))
+def test_mariadb_that_does_not_answer_is_left_within_six_seconds(shared_maria, use_database, start):
+    with tcp_proxy(shared_maria.port) as proxy:
+        backend = start(use_database(through(proxy, shared_maria)))
         won = take(backend, "schedule:1")
         proxy.drop_next_reply(hang=True)
         started = time.monotonic()
@@ -544,9 +493,9 @@ def test_mariadb_that_does_not_answer_is_left_within_six_seconds(maria, use_data
         assert 4.5 < time.monotonic() - started < 6
 
 
-def test_one_batch_of_a_thousand_is_one_round_trip(postgres, use_database, start):
-    with tcp_proxy(postgres.port) as proxy:
-        backend = start(use_database(through(proxy, postgres)))
+def test_one_batch_of_a_thousand_is_one_round_trip(shared_postgres, use_database, start):
+    with tcp_proxy(shared_postgres.port) as proxy:
+        backend = start(use_database(through(proxy, shared_postgres)))
         backend.ping()
         names = [f"schedule:{number}" for number in range(1000)]
         proxy.delay_seconds = 0.2
@@ -605,8 +554,8 @@ def test_standby_is_refused(own_postgres, use_database, start):
         take(start(use_database(own_postgres.url)), "schedule:1")
 
 
-def test_names_with_one_key_exclude_each_other_in_one_session(postgres, use_database, start):
-    alias = use_database(postgres.url)
+def test_names_with_one_key_exclude_each_other_in_one_session(shared_postgres, use_database, start):
+    alias = use_database(shared_postgres.url)
     backend, other = start(alias, "keys"), start(alias, "keys")
     paired, number = backend._locks.key("name:export")
     same = f"#{number % 2**64:016x}"
@@ -619,12 +568,12 @@ def test_names_with_one_key_exclude_each_other_in_one_session(postgres, use_data
 
 class TestPgBouncer:
     @pytest.fixture
-    def behind(self, postgres, use_database):
+    def behind(self, shared_postgres, use_database):
         """Start a PgBouncer and point the alias at it; return the alias."""
         with contextlib.ExitStack() as running:
 
             def behind(pool_mode):
-                server = running.enter_context(pgbouncer(postgres.port, pool_mode=pool_mode))
+                server = running.enter_context(pgbouncer(shared_postgres.port, pool_mode=pool_mode))
                 return use_database(server.url)
 
             yield behind

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from django.db import connections
 
 from distcron_app.errors import LockUnavailable
-from distcron_app.locks.base import schedule_lock_name
+from distcron_app.locks.base import schedule_id_of, schedule_lock_name
 from distcron_app.locks.session import APPLICATION, BACKEND, LockSession
 
 __all__ = ["SessionLocks", "session_locks"]
@@ -79,7 +79,6 @@ _Number = tuple[bool, int]
 # The second half of a key that marks a session as one of a namespace; no schedule has it.
 _MARK = 0xFFFF_FFFF
 _NAMES_REMEMBERED = 10_000
-_SCHEDULE = re.compile("schedule:(0|[1-9][0-9]{0,9})")
 
 # Client keepalives do not help the server: with these it notices within 20 s that a machine
 # is gone. A session may be idle for as long as its client is.
@@ -140,9 +139,9 @@ class _PostgreSQLLocks(SessionLocks[_Number]):
         self._names: dict[int, str] = {}
 
     def key(self, name: str) -> _Number:
-        schedule = _SCHEDULE.fullmatch(name)
-        if schedule and int(schedule[1]) < 2**31:
-            return True, int(schedule[1])
+        schedule_id = schedule_id_of(name)
+        if schedule_id is not None and schedule_id < 2**31:
+            return True, schedule_id
         if re.fullmatch("#[0-9a-f]{16}", name):
             return False, _signed(int(name[1:], 16))
         hashed = _signed(_hash(f"{self._namespace}\0{name}", size=8))

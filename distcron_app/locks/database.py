@@ -75,6 +75,11 @@ class DatabaseLockBackend(LockBackend):
         self._mutex = threading.Lock()
         _instances.add(self)
 
+    @property
+    def state(self) -> str:  # type: ignore[override]
+        """Return "open" while a database that gave no session is left alone for a moment."""
+        return "closed" if self._refusal() is None else "open"
+
     def acquire(self, wanted: Mapping[str, str], ttl_ms: int) -> dict[str, Lease]:
         """Take the free locks, as ``LockBackend.acquire`` promises."""
         expires_at = self._clock.monotonic() + checked_ttl(ttl_ms) / 1000
@@ -266,15 +271,22 @@ class DatabaseLockBackend(LockBackend):
 
     def _connected(self) -> LockSession:
         if self._session is None:
-            now = self._clock.monotonic()
-            if self._failed is not None and now - self._failed[0] < _PAUSE_SECONDS:
-                raise LockUnavailable(self.name, self._failed[1])
+            refusal = self._refusal()
+            if refusal is not None:
+                raise LockUnavailable(self.name, refusal)
             try:
                 self._session = self._opened()
             except LockUnavailable as error:
                 self._failed = (self._clock.monotonic(), error.cause)
                 raise
         return self._session
+
+    def _refusal(self) -> str | None:
+        """Return why no session could be opened, for as long as none is to be tried."""
+        if self._failed is None:
+            return None
+        failed_at, cause = self._failed
+        return cause if self._clock.monotonic() - failed_at < _PAUSE_SECONDS else None
 
     def _opened(self) -> LockSession:
         if not self._is_direct:

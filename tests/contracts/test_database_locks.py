@@ -457,9 +457,11 @@ def test_database_that_is_away_is_unavailable_and_asked_once_a_second(
         take(backend, "schedule:1")
     own_postgres.start()
     clock.seconds = 100.9
+    assert backend.state == "open"
     with pytest.raises(LockUnavailable, match="refused"):
         take(backend, "schedule:1")
     clock.seconds = 101.0
+    assert backend.state == "closed"
     assert set(take(backend, "schedule:1")) == {"schedule:1"}
 
 

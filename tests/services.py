@@ -318,10 +318,11 @@ def postgres_cluster(*settings: str) -> PostgresCluster:
 class PgBouncer(_Server):
     """A PgBouncer before all databases of the PostgreSQL on ``target_port``.
 
-    ``pool_mode`` is session or transaction. As root it runs as the user postgres.
+    ``pool_mode`` is session or transaction, ``settings`` are further lines of its file. As
+    root it runs as the user postgres.
     """
 
-    def __init__(self, target_port: int, *, pool_mode: str) -> None:
+    def __init__(self, target_port: int, *settings: str, pool_mode: str) -> None:
         super().__init__("pgbouncer")
         (self.folder / "users").write_text('"postgres" ""\n')
         (self.folder / "pgbouncer.ini").write_text(
@@ -330,7 +331,7 @@ class PgBouncer(_Server):
             "[pgbouncer]\n"
             f"listen_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {self.folder / 'users'}\n"
-            f"pool_mode = {pool_mode}\n"
+            + "\n".join([f"pool_mode = {pool_mode}", *settings, ""])
         )
 
     @property
@@ -363,9 +364,9 @@ class PgBouncer(_Server):
         return True
 
 
-def pgbouncer(target_port: int, *, pool_mode: str) -> PgBouncer:
+def pgbouncer(target_port: int, *settings: str, pool_mode: str) -> PgBouncer:
     """Return a PgBouncer to be used in ``with``."""
-    return PgBouncer(target_port, pool_mode=pool_mode)
+    return PgBouncer(target_port, *settings, pool_mode=pool_mode)
 
 
 class MariaServer(_Server):

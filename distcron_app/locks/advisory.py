@@ -239,7 +239,7 @@ class _MySQLLocks(SessionLocks[str]):
 
     def key(self, name: str) -> str:
         plain = self._prefix + name
-        # Names are at most 64 characters and compare without regard to case.
+        # Names are at most 64 characters, and MySQL compares them without regard to case.
         return plain if _PLAIN.fullmatch(plain) else f"distcron.{_hash(plain, size=16):032x}"
 
     def name(self, key: str) -> str:

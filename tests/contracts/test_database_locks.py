@@ -182,8 +182,9 @@ class SessionContract(LockContract):
         assert set(take(stranger, "schedule:1", "name:export")) == {"schedule:1", "name:export"}
         assert [info.name for info in stranger.held()] == ["name:export", "schedule:1"]
 
-    def test_names_that_differ_in_case_are_two_locks(self, backend):
-        assert set(take(backend, "name:Export", "name:export")) == {"name:Export", "name:export"}
+    def test_names_that_differ_in_case_are_two_locks(self, backend, other):
+        take(backend, "name:Export")
+        assert set(take(other, "name:export")) == {"name:export"}
 
     def test_long_names_that_end_differently_are_two_locks(self, backend, other):
         take(backend, "name:" + "x" * 100 + "1")
@@ -414,6 +415,11 @@ class TestMariaLocks(SessionContract):
         stranger = start(use_database(shared_maria.url.replace("/distcron", "/second")), namespace)
         assert set(take(stranger, "schedule:1")) == {"schedule:1"}
 
+    def test_names_differ_also_where_the_server_ignores_case(self, backend):
+        key, other = backend._locks.key("name:Export"), backend._locks.key("name:export")
+        assert key.lower() != other.lower()
+        assert len(key) <= 64
+
     def test_idle_session_is_kept_for_as_long_as_the_server_can(self, backend):
         backend.ping()
         assert backend._session.ask("SELECT @@SESSION.wait_timeout") == [(31_536_000,)]
@@ -574,11 +580,24 @@ class TestPgBouncer:
         """Start a PgBouncer and point the alias at it; return the alias."""
         with contextlib.ExitStack() as running:
 
-            def behind(pool_mode):
-                server = running.enter_context(pgbouncer(shared_postgres.port, pool_mode=pool_mode))
-                return use_database(server.url)
+            def behind(pool_mode, *lines):
+                server = pgbouncer(shared_postgres.port, *lines, pool_mode=pool_mode)
+                return use_database(running.enter_context(server).url)
 
             yield behind
+
+    def connect(self, alias):
+        where = connections.settings[alias]
+        return psycopg.connect(
+            host=where["HOST"], port=where["PORT"], user=where["USER"], dbname=where["NAME"]
+        )
+
+    def test_pool_whose_sessions_take_turns_is_refused(self, behind):
+        alias = behind("transaction", "server_round_robin = 1")
+        with contextlib.ExitStack() as links:
+            for _ in range(3):
+                links.enter_context(self.connect(alias)).execute("SELECT 1")
+        assert "PgBouncer in transaction mode" in pooling_problem(alias)
 
     def test_transaction_pooling_is_refused(self, behind):
         problem = pooling_problem(behind("transaction"))
@@ -595,10 +614,7 @@ class TestPgBouncer:
         alias = behind("transaction")
         with pytest.raises(LockUnavailable):
             take(start(alias), "schedule:1")
-        where = connections.settings[alias]
-        with psycopg.connect(
-            host=where["HOST"], port=where["PORT"], user="postgres", dbname="distcron"
-        ) as link:
+        with self.connect(alias) as link:
             assert link.execute("SHOW statement_timeout").fetchone() == ("0",)
 
     def test_session_pooling_is_accepted(self, behind, start):

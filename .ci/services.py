@@ -28,50 +28,13 @@ import redis
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.services import PostgresCluster, RedisServer, free_port, wait_for  # noqa: E402
+from tests.services import MariaServer, PostgresCluster, RedisServer  # noqa: E402
 
 DEFAULTS = {
     "TEST_REDIS_URL": "redis://127.0.0.1:6379/13",
     "TEST_POSTGRESQL_URL": "postgres://postgres@127.0.0.1:5432/distcron",
     "TEST_MARIADB_URL": "mariadb://root@127.0.0.1:3306/distcron",
 }
-
-
-class MariaDatabase:
-    """A private MariaDB whose root has no password, on the loopback."""
-
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="distcron-mariadb-"))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Return the URL of the database ``distcron``."""
-        return f"mariadb://root@127.0.0.1:{self.port}/distcron"
-
-    def start(self) -> None:
-        """Create the data directory, start, and wait until it answers."""
-        data = f"--datadir={self.folder / 'data'}"
-        user = ["--user=root"] if os.geteuid() == 0 else []
-        install = [_program("mariadb-install-db"), "--no-defaults", data, "--skip-test-db"]
-        install += ["--auth-root-authentication-method=normal", *user]
-        subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
-        serve = [_program("mariadbd"), "--no-defaults", data, *user]
-        serve += [f"--port={self.port}", "--bind-address=127.0.0.1", "--skip-log-bin"]
-        # As Debian's own configuration; without it names outside latin1 are refused.
-        serve += ["--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci"]
-        serve += [f"--socket={self.folder / 'socket'}", f"--pid-file={self.folder / 'pid'}"]
-        with open(self.folder / "log", "ab") as log:
-            self._process = subprocess.Popen(serve, stdout=log, stderr=log)
-        wait_for(lambda: _mariadb_answers(self.url), 60, "a private MariaDB")
-
-    def close(self) -> None:
-        """Stop it and remove its folder."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def main() -> int:
@@ -89,7 +52,7 @@ def _provide(stack: contextlib.ExitStack, variable: str, url: str) -> str:
     answers, make = {
         "TEST_REDIS_URL": (_redis_answers, RedisServer),
         "TEST_POSTGRESQL_URL": (_postgres_answers, PostgresCluster),
-        "TEST_MARIADB_URL": (_mariadb_answers, MariaDatabase),
+        "TEST_MARIADB_URL": (_mariadb_answers, MariaServer),
     }[variable]
     if answers(url):
         return url
@@ -152,13 +115,6 @@ def _mariadb_answers(url: str) -> bool:
             cursor.execute("SELECT @@character_set_server")
             return bool(cursor.fetchone() == ("utf8mb4",))
     return False
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    if not found:
-        raise SystemExit(f"{name} is not installed. On Debian: apt-get install mariadb-server")
-    return found
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Config:
     # before each, give or take half of it.
     quorum_retries: int = 3
     quorum_retry_delay_ms: int = 200
-    # Database alias of the level "critical"; its connection must not pass a pooling proxy.
+    # Database alias of the level "critical"; no proxy that pools transactions in between.
     lock_database: str = "default"
     # Further levels by name, each a list of parts that must all be won, the first one first.
     lock_levels: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
+from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 from django_redis.client import DefaultClient
@@ -21,6 +22,7 @@ from distcron_app.conf import Config, get_config
 from distcron_app.errors import ConfigurationError
 from distcron_app.locks.cluster import ClusterConnectionFactory
 from distcron_app.locks.file import directory_problem
+from distcron_app.locks.levels import level_problem
 from distcron_app.locks.link import pool_timeouts
 
 __all__ = ["check_lock_settings"]
@@ -38,6 +40,9 @@ TOO_FEW_INSTANCES = "distcron.E019"
 EVEN_INSTANCES = "distcron.E020"
 SERVER_TWICE = "distcron.E021"
 INSTANCE_REPLICATED = "distcron.E022"
+LEVEL_UNSUITABLE = "distcron.E023"
+LOCK_DATABASE_MISSING = "distcron.E024"
+LOCK_DATABASE_UNSUITABLE = "distcron.E025"
 SLOW_TIME_LIMIT = "distcron.W010"
 NO_POOL_SIZE = "distcron.W011"
 PICKLE = "distcron.W012"
@@ -64,7 +69,7 @@ def check_lock_settings(app_configs: object, **kwargs: object) -> list[CheckMess
         config = get_config()
     except ConfigurationError:
         return []
-    found = list(_check_ttl(config))
+    found = [*_check_ttl(config), *_check_lock_database(config)]
     if config.effective_lock_backend == "redis":
         found.extend(_check_redis(config.redis_alias))
     if config.quorum_aliases:
@@ -84,6 +89,38 @@ def _check_ttl(config: Config) -> Iterator[CheckMessage]:
             % {"ttl": config.lock_ttl_seconds, "poll": config.poll_seconds},
             hint=_("Raise LOCK_TTL_SECONDS or lower POLL_SECONDS."),
             id=TTL_TOO_SHORT,
+        )
+
+
+def _check_lock_database(config: Config) -> Iterator[CheckMessage]:
+    """Check the database of the levels that are made of it, without asking it anything.
+
+    The level "critical" as it comes is just not offered where the database has no such lock.
+    """
+    alias = config.lock_database
+    if alias not in settings.DATABASES:
+        yield Error(
+            _("DISTCRON['LOCK_DATABASE'] is %(alias)r, which is not in DATABASES.")
+            % {"alias": alias},
+            hint=_("Name one of %s.") % ", ".join(settings.DATABASES),
+            id=LOCK_DATABASE_MISSING,
+        )
+        return
+    named = [name for name, parts in config.lock_levels if "database" in parts]
+    for name in named:
+        problem = level_problem(name, config)
+        if problem:
+            yield Error(
+                f"DISTCRON['LOCK_LEVELS']: {problem}",
+                hint=_("Name a PostgreSQL or MariaDB in DISTCRON['LOCK_DATABASE']."),
+                id=LEVEL_UNSUITABLE,
+            )
+    problem = level_problem("critical", config)
+    if alias != DEFAULT_DB_ALIAS and not named and problem:
+        yield Error(
+            f"DISTCRON['LOCK_DATABASE']: {problem}",
+            hint=_("Name a PostgreSQL or MariaDB in DISTCRON['LOCK_DATABASE']."),
+            id=LOCK_DATABASE_UNSUITABLE,
         )
 
 

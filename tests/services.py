@@ -29,16 +29,21 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import psycopg
+import pymysql
 import redis
 
 __all__ = [
     "ClockedValkey",
+    "MariaServer",
+    "PgBouncer",
     "PostgresCluster",
     "RedisCluster",
     "RedisServer",
     "SentinelTrio",
     "TcpProxy",
     "free_port",
+    "maria_server",
+    "pgbouncer",
     "postgres_cluster",
     "redis_cluster",
     "redis_server",
@@ -621,6 +626,127 @@ class PostgresCluster(_Server):
 def postgres_cluster(*settings: str) -> PostgresCluster:
     """Return a PostgreSQL to be used in ``with``."""
     return PostgresCluster(*settings)
+
+
+class PgBouncer(_Server):
+    """A PgBouncer before all databases of the PostgreSQL on ``target_port``.
+
+    ``pool_mode`` is session or transaction, ``settings`` are further lines of its file. As
+    root it runs as the user postgres.
+    """
+
+    def __init__(self, target_port: int, *settings: str, pool_mode: str) -> None:
+        super().__init__("pgbouncer")
+        (self.folder / "users").write_text('"postgres" ""\n')
+        (self.folder / "pgbouncer.ini").write_text(
+            "[databases]\n"
+            f"* = host={HOST} port={target_port}\n"
+            "[pgbouncer]\n"
+            f"listen_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            f"auth_type = trust\nauth_file = {self.folder / 'users'}\n"
+            + "\n".join([f"pool_mode = {pool_mode}", *settings, ""])
+        )
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the database ``distcron``."""
+        return f"postgres://postgres@{HOST}:{self.port}/distcron"
+
+    def start(self) -> None:
+        """Let the user that it runs as read its files, and start it."""
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            for path in (self.folder, *self.folder.iterdir()):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        super().start()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Stop at once; SIGINT would wait for the clients."""
+        super().stop(how)
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        return [*_as_postgres(), _program("pgbouncer"), str(self.folder / "pgbouncer.ini")]
+
+    def answers(self) -> bool:
+        """Tell whether a connection is accepted."""
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+def pgbouncer(target_port: int, *settings: str, pool_mode: str) -> PgBouncer:
+    """Return a PgBouncer to be used in ``with``."""
+    return PgBouncer(target_port, *settings, pool_mode=pool_mode)
+
+
+class MariaServer(_Server):
+    """A MariaDB whose root has no password, with the database ``distcron``."""
+
+    def __init__(self) -> None:
+        super().__init__("mariadb")
+        self._data = self.folder / "data"
+        self._user = ["--user=root"] if os.geteuid() == 0 else []
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the database."""
+        return f"mariadb://root@{HOST}:{self.port}/distcron"
+
+    @contextlib.contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """Give a cursor of a connection of its own, outside any database."""
+        connection = pymysql.connect(
+            host=HOST, port=self.port, user="root", password="", autocommit=True, connect_timeout=2
+        )
+        with connection, connection.cursor() as cursor:
+            yield cursor
+
+    def start(self) -> None:
+        """Create the data folder at the first start, run it, and wait until it answers."""
+        is_new = not self._data.exists()
+        if is_new:
+            self._initialise()
+        super().start()
+        if is_new:
+            with self.cursor() as cursor:
+                cursor.execute("CREATE DATABASE distcron")
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        where = [f"--port={self.port}", f"--bind-address={HOST}", "--skip-log-bin"]
+        where += [f"--socket={self.folder / 'socket'}", f"--pid-file={self.folder / 'pid'}"]
+        # As Debian's own configuration; without it names outside latin1 are refused.
+        where += ["--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci"]
+        program = [_program("mariadbd"), "--no-defaults", f"--datadir={self._data}", *self._user]
+        return [*program, *where]
+
+    def answers(self) -> bool:
+        """Tell whether a connection is accepted."""
+        try:
+            with self.cursor():
+                return True
+        except pymysql.MySQLError:
+            return False
+
+    def _initialise(self) -> None:
+        options = ["--skip-test-db", "--auth-root-authentication-method=normal", *self._user]
+        program = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
+        subprocess.run([*program, *options], check=True, capture_output=True)
+
+
+def maria_server() -> MariaServer:
+    """Return a MariaDB to be used in ``with``."""
+    return MariaServer()
+
+
+def _program(name: str) -> str:
+    # Debian has servers where only the path of root leads.
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    assert found, f"{name} is not installed."
+    return found
 
 
 def _as_postgres() -> Sequence[str]:

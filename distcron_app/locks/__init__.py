@@ -9,6 +9,7 @@ from distcron_app.locks.base import (
     schedule_id_of,
     schedule_lock_name,
 )
+from distcron_app.locks.database import pooling_problem
 from distcron_app.locks.levels import (
     Level,
     close_backends,
@@ -37,6 +38,7 @@ __all__ = [
     "named_lock_name",
     "new_owner_token",
     "part_backends",
+    "pooling_problem",
     "quorum_members",
     "schedule_id_of",
     "schedule_lock_name",

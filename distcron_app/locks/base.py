@@ -46,7 +46,8 @@ class LockInfo:
 
     ``owner_token`` is None when it cannot be read; ``note`` is the label of the holder.
     ``ttl_ms`` is what is left of ``granted_ms``, the TTL of the last grant; it is None when
-    the lock never expires, which only a foreign hand can cause. ``age_ms`` counts from the
+    the lock never expires, which only a foreign hand can cause, and for a database lock of
+    another node, whose TTL only that node knows. ``age_ms`` counts from the
     first grant and ``renewals`` those since; all three are None where they are not known.
     """
 

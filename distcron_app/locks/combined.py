@@ -71,8 +71,10 @@ class CombinedLockBackend(LockBackend):
     def held(self) -> list[LockInfo]:
         """Return the held locks that any part lists."""
         found: dict[str, LockInfo] = {}
-        for part in reversed(self._parts):
-            found |= {info.name: info for info in part.held()}
+        for part in self._parts:
+            # A part that lists numbers knows the name of one once it was asked for it.
+            part.inspect(found)
+            found = {info.name: info for info in part.held()} | found
         return [found[name] for name in sorted(found)]
 
     def force_release(self, name: str) -> bool:

@@ -22,6 +22,7 @@ from distcron_app.errors import ConfigurationError
 from distcron_app.locks.base import LockBackend
 from distcron_app.locks.breaker import Breaker
 from distcron_app.locks.combined import CombinedLockBackend
+from distcron_app.locks.database import DatabaseLockBackend
 from distcron_app.locks.file import FileLockBackend
 from distcron_app.locks.link import pool_timeouts
 from distcron_app.locks.memory import MemoryLockBackend
@@ -135,16 +136,28 @@ def level_problem(name: str, config: Config | None = None) -> str:
             "name": name,
             "known": known,
         }
-    vendor = connections[wanted.lock_database].vendor if "database" in parts else ""
-    if vendor and vendor not in _LOCKING_DATABASES:
-        return _(
-            "Lock level %(name)r: needs a lock of the database for the length of a run, which "
-            "%(database)s does not have. Use PostgreSQL or MariaDB, or the level 'standard'."
-        ) % {"name": name, "database": connections[wanted.lock_database].display_name}
+    if "database" in parts:
+        problem = _database_problem(name, wanted.lock_database)
+        if problem:
+            return problem
     if "redlock" in parts and not wanted.quorum_aliases:
         return _("Lock level %r: made of 'redlock', but DISTCRON['QUORUM_ALIASES'] is empty.") % (
             name
         )
+    return ""
+
+
+def _database_problem(name: str, alias: str) -> str:
+    if alias not in connections.settings:
+        return _(
+            "Lock level %(name)r: DISTCRON['LOCK_DATABASE'] is %(alias)r, which is not in "
+            "DATABASES. Name one of %(known)s."
+        ) % {"name": name, "alias": alias, "known": ", ".join(connections.settings)}
+    if connections[alias].vendor not in _LOCKING_DATABASES:
+        return _(
+            "Lock level %(name)r: needs a lock of the database for the length of a run, which "
+            "%(database)s does not have. Use PostgreSQL or MariaDB, or the level 'standard'."
+        ) % {"name": name, "database": connections[alias].display_name}
     return ""
 
 
@@ -186,6 +199,9 @@ _BUILDERS: dict[str, Callable[[Config, str], LockBackend]] = {
     "file": lambda config, note: FileLockBackend(config.lock_path, note=note),
     "memory": lambda config, note: MemoryLockBackend(note=note, beside=_memory),
     "none": lambda config, note: NoLockBackend(),
+    "database": lambda config, note: DatabaseLockBackend(
+        config.lock_database, config.namespace, note=note
+    ),
 }
 
 

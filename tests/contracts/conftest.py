@@ -1,18 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connections
 from django_redis import get_redis_connection
 
+from distcron_app.clock import Clock
+from distcron_app.locks.database import DatabaseLockBackend
 from distcron_app.locks.redis import RedisLockBackend
-from project.service_urls import cache_settings
+from project.service_urls import cache_settings, database_settings
 from tests.quorum import LOCK_DATABASE, farm, five_valkeys, make_farm
 from tests.services import (
+    MariaServer,
+    PostgresCluster,
     RedisCluster,
     RedisServer,
     SentinelTrio,
+    maria_server,
+    postgres_cluster,
     redis_cluster,
     redis_server,
     sentinel_trio,
@@ -117,3 +125,58 @@ def cluster_caches(cluster: RedisCluster) -> dict[str, Any]:
 def lock_backend(note: str = "node-a") -> RedisLockBackend:
     """Return a backend on the alias in force."""
     return RedisLockBackend("distcron", "test", note=note)
+
+
+@pytest.fixture(scope="session")
+def shared_postgres() -> Iterator[PostgresCluster]:
+    """A PostgreSQL that no test breaks."""
+    with postgres_cluster() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def shared_maria() -> Iterator[MariaServer]:
+    """A MariaDB that no test breaks."""
+    with maria_server() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresCluster]:
+    """A PostgreSQL for one test, which may break it."""
+    with postgres_cluster() as server:
+        yield server
+
+
+@pytest.fixture
+def use_database() -> Iterator[Callable[..., str]]:
+    """Give the alias ``locks`` a URL; return the alias."""
+
+    def use(url: str, **options: Any) -> str:
+        given = {**connections.settings["default"], **database_settings(url, Path())}
+        given["OPTIONS"] = {**given["OPTIONS"], **options}
+        connections.settings["locks"] = given
+        return "locks"
+
+    yield use
+    connections.settings.pop("locks", None)
+    if hasattr(connections._connections, "locks"):
+        connections["locks"].close()
+        del connections["locks"]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., DatabaseLockBackend]]:
+    """Make database backends that are closed after the test."""
+    started = []
+
+    def start(
+        alias: str, namespace: str = "test", *, note: str = "node-a", clock: Clock | None = None
+    ) -> DatabaseLockBackend:
+        backend = DatabaseLockBackend(alias, namespace, note=note, clock=clock)
+        started.append(backend)
+        return backend
+
+    yield start
+    for backend in started:
+        backend.close()

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pymysql
 from django.utils.translation import gettext
 
 NAME = "schedule:1"
@@ -39,6 +40,8 @@ def main(given: dict[str, Any]) -> None:
     from django.conf import settings
 
     settings.configure(**given["settings"])
+    pymysql.version_info = (2, 2, 7, "final", 0)
+    pymysql.install_as_MySQLdb()
     from distcron_app.errors import LockUnavailable
     from distcron_app.locks import get_level, new_owner_token
 

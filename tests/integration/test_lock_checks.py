@@ -4,12 +4,16 @@ import copy
 import socket
 
 import pytest
+from django.core.exceptions import ValidationError
+from django.db import connections
 from django_redis.cache import RedisCache
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from distcron_app.lock_checks import check_lock_settings
-from project.service_urls import cache_settings
+from distcron_app.locks import level_names
+from project.service_urls import cache_settings, database_settings
+from tests.factories import make_schedule
 
 URL = "redis://127.0.0.1:1/9"
 
@@ -401,3 +405,75 @@ class TestQuorum:
         }
         message = check(caches)["distcron.E022"]
         assert "CACHES['r3']" in message.msg
+
+
+@pytest.fixture
+def sqlite_alias(db, tmp_path):
+    """A SQLite as the alias ``files``, for as long as the test."""
+    connections.settings["files"] = {
+        **connections.settings["default"],
+        **database_settings("", tmp_path),
+    }
+    yield "files"
+    del connections.settings["files"]
+
+
+def test_level_of_database_locks_on_a_database_without(caches, check, settings, sqlite_alias):
+    settings.DISTCRON = {
+        "LOCK_DATABASE": sqlite_alias,
+        "LOCK_LEVELS": {"ledger": ["database"], "quick": ["redis", "memory"]},
+    }
+    found = check(caches)
+    assert set(found) == {"distcron.E023"}
+    assert found["distcron.E023"].msg == (
+        "DISTCRON['LOCK_LEVELS']: Lock level 'ledger': needs a lock of the database for the "
+        "length of a run, which SQLite does not have. Use PostgreSQL or MariaDB, or the level "
+        "'standard'."
+    )
+
+
+def test_lock_database_that_is_not_there(caches, check, settings):
+    settings.DISTCRON = {"LOCK_DATABASE": "ledger", "LOCK_LEVELS": {"strict": ["database"]}}
+    found = check(caches)
+    assert set(found) == {"distcron.E024"}
+    assert found["distcron.E024"].msg == (
+        "DISTCRON['LOCK_DATABASE'] is 'ledger', which is not in DATABASES."
+    )
+    assert found["distcron.E024"].hint == "Name one of default."
+
+
+def test_lock_database_without_locks(caches, check, settings, sqlite_alias):
+    settings.DISTCRON = {"LOCK_DATABASE": sqlite_alias}
+    found = check(caches)
+    assert set(found) == {"distcron.E025"}
+    assert "which SQLite does not have" in found["distcron.E025"].msg
+
+
+def test_level_that_the_database_cannot_carry_is_refused_at_save(settings, sqlite_alias):
+    settings.DISTCRON = {"LOCK_DATABASE": sqlite_alias}
+    schedule = make_schedule()
+    schedule.lock_level = "critical"
+    with pytest.raises(ValidationError) as refused:
+        schedule.full_clean()
+    assert refused.value.message_dict == {
+        "lock_level": [
+            "Lock level 'critical': needs a lock of the database for the length of a run, which "
+            "SQLite does not have. Use PostgreSQL or MariaDB, or the level 'standard'."
+        ]
+    }
+    assert "critical" not in level_names()
+
+
+def test_level_of_a_lock_database_that_is_not_there_is_refused_at_save(settings, db):
+    settings.DISTCRON = {"LOCK_DATABASE": "ledger"}
+    schedule = make_schedule()
+    schedule.lock_level = "critical"
+    with pytest.raises(ValidationError) as refused:
+        schedule.full_clean()
+    assert refused.value.message_dict == {
+        "lock_level": [
+            "Lock level 'critical': DISTCRON['LOCK_DATABASE'] is 'ledger', which is not in "
+            "DATABASES. Name one of default."
+        ]
+    }
+    assert "critical" not in level_names()

@@ -11,7 +11,13 @@ from typing import Any, TextIO, cast
 import django
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, InterfaceError, connection, connections
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    DatabaseError,
+    InterfaceError,
+    connection,
+    connections,
+)
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import formats
 from django.utils.translation import gettext as _
@@ -22,7 +28,14 @@ from distcron_app.conf import Config, get_config
 from distcron_app.console import JsonConsole, TextConsole
 from distcron_app.errors import LockUnavailable
 from distcron_app.executors import ProcessPool
-from distcron_app.locks import LockBackend, close_backends, get_backend, get_level
+from distcron_app.locks import (
+    LockBackend,
+    close_backends,
+    get_backend,
+    get_level,
+    level_problem,
+    pooling_problem,
+)
 from distcron_app.models import Schedule
 from distcron_app.scheduler import Scheduler
 
@@ -87,6 +100,7 @@ class Command(BaseCommand):
         try:
             _limit_connections()
             self._introduce(console, config, get_backend(config))
+            _check_lock_database(console, config)
         except BaseException:
             pool.kill()
             raise
@@ -159,6 +173,51 @@ class Command(BaseCommand):
         )
 
 
+def _check_lock_database(console: TextConsole | JsonConsole, config: Config) -> None:
+    """Refuse to start where the locks of an active schedule would not hold; else warn of it.
+
+    The level "critical" is always there, so nothing is asked before anybody uses it.
+    """
+    levels = [
+        name
+        for name, parts in config.levels.items()
+        if "database" in parts and not level_problem(name, config)
+    ]
+    active = Schedule.objects.filter(state=Schedule.State.ACTIVE)
+    used = sorted(set(active.filter(lock_level__in=levels).values_list("lock_level", flat=True)))
+    if not levels or not (used or _names_lock_database(config)):
+        return
+    problem = _lock_database_problem(config.lock_database)
+    if not problem:
+        return
+    text = _("Lock level %(levels)s: %(problem)s") % {
+        "levels": ", ".join(map(repr, used or levels)),
+        "problem": problem,
+    }
+    if used:
+        raise CommandError(text, returncode=EXIT_DEPENDENCY_DOWN)
+    if isinstance(console, JsonConsole):
+        console("lock_database_refused", cause=problem, levels=levels)
+    else:
+        console.say(f"  ! {text}")
+
+
+def _names_lock_database(config: Config) -> bool:
+    """Return True where somebody wrote settings for locks of the database."""
+    made_of_it = any("database" in parts for _name, parts in config.lock_levels)
+    return made_of_it or config.lock_database != DEFAULT_DB_ALIAS
+
+
+def _lock_database_problem(alias: str) -> str:
+    try:
+        return pooling_problem(alias)
+    except LockUnavailable as error:
+        return _("database %(alias)r gives no lock: %(cause)s.") % {
+            "alias": alias,
+            "cause": error.cause,
+        }
+
+
 def _count(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 256:
@@ -172,7 +231,8 @@ def _epilog() -> str:
         "SIGTERM or SIGINT drains: nothing new is claimed, running jobs finish, exit 0.\n"
         "A second signal stops at once. SIGUSR1 prints what the node is doing.\n"
         "exit codes: 0 drained, 1 broken, 2 usage, 3 jobs were cut off at the end of the drain,\n"
-        "6 database unreachable or not migrated at start, 130 stopped at once."
+        "6 database unreachable, not migrated, or without locks that a schedule needs, at start,\n"
+        "130 stopped at once."
     )
     return f"{_('examples:')}{EXAMPLES}\n{signals}"
 

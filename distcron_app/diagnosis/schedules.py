@@ -9,8 +9,9 @@ from django.utils.translation import gettext as _
 
 from distcron_app.conf import Config
 from distcron_app.diagnosis.finding import OK, PROBLEM, WARNING, Finding
+from distcron_app.errors import LockUnavailable
 from distcron_app.instants import DatabaseNow
-from distcron_app.locks import level_problem
+from distcron_app.locks import level_problem, pooling_problem
 from distcron_app.models import Run, Schedule
 
 __all__ = ["judge_invalid", "judge_levels", "judge_lost", "judge_overdue", "look_at_schedules"]
@@ -29,7 +30,9 @@ def look_at_schedules(config: Config) -> list[Finding]:
         by_level.setdefault(level, []).append(key)
     invalid = live.filter(state=Schedule.State.INVALID).values_list("key", "state_reason")
     overdue = Schedule.objects.overdue(config.misfire_grace_seconds).values_list("key", flat=True)
-    problems = {level: level_problem(level, config) for level in by_level}
+    problems = {
+        level: level_problem(level, config) or _session_problem(level, config) for level in by_level
+    }
     found = [
         *judge_invalid(list(invalid)),
         *judge_overdue(list(overdue), config.misfire_grace_seconds),
@@ -37,6 +40,16 @@ def look_at_schedules(config: Config) -> list[Finding]:
         *judge_lost(_lost_names()),
     ]
     return found or [_all_well(sum(map(len, by_level.values())))]
+
+
+def _session_problem(level: str, config: Config) -> str:
+    """Return why the database cannot hold the locks of ``level``, by asking it; else nothing."""
+    if "database" not in config.levels[level]:
+        return ""
+    try:
+        return pooling_problem(config.lock_database)
+    except LockUnavailable as error:
+        return str(error)
 
 
 def _lost_names() -> list[str]:

@@ -18,7 +18,6 @@ from distcron_app.locks.levels import (
     level_names,
     level_problem,
     part_backends,
-    quorum_members,
 )
 from distcron_app.locks.named import Held, NamedLock, lock
 
@@ -39,7 +38,6 @@ __all__ = [
     "new_owner_token",
     "part_backends",
     "pooling_problem",
-    "quorum_members",
     "schedule_id_of",
     "schedule_lock_name",
 ]

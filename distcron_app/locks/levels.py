@@ -7,7 +7,6 @@ database lock) stops what it guards until the lock can be had again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import threading
@@ -28,7 +27,7 @@ from distcron_app.locks.link import pool_timeouts
 from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.locks.none import NoLockBackend
 from distcron_app.locks.redis import RedisLockBackend
-from distcron_app.locks.redlock import Member, RedlockBackend
+from distcron_app.locks.redlock import RedlockBackend
 
 __all__ = [
     "Level",
@@ -38,7 +37,6 @@ __all__ = [
     "level_names",
     "level_problem",
     "part_backends",
-    "quorum_members",
 ]
 
 # Parts that answer for the promise of their level, so nothing starts without them.
@@ -103,19 +101,6 @@ def level_names(config: Config | None = None) -> tuple[str, ...]:
     """Return the levels that a schedule may choose here, the default first."""
     wanted = config or get_config()
     return tuple(name for name in wanted.levels if not level_problem(name, wanted))
-
-
-def quorum_members(config: Config | None = None) -> tuple[Member, ...]:
-    """Return the state of each instance of the quorum; none without QUORUM_ALIASES.
-
-    It asks on connections of its own, whatever a breaker thinks. Blocks for the socket
-    timeout while an instance hangs.
-    """
-    wanted = config or get_config()
-    if not wanted.quorum_aliases:
-        return ()
-    with contextlib.closing(_quorum(wanted, wanted.label)) as backend:
-        return backend.members()
 
 
 def level_problem(name: str, config: Config | None = None) -> str:

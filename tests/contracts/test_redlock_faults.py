@@ -9,7 +9,7 @@ import pytest
 
 from distcron_app.clock import Clock
 from distcron_app.errors import LockUnavailable
-from distcron_app.locks import get_level, new_owner_token, quorum_members
+from distcron_app.locks import get_level, new_owner_token
 from distcron_app.locks.redlock import Member
 from tests.contracts.lock_contract import LONG, spawn_node, take
 from tests.quorum import LOCK_DATABASE, MARKER, quorum_caches
@@ -488,15 +488,11 @@ class TestMembers:
         farm.servers[1].kill9()
         with farm.servers[2].client() as client:
             client.flushall()
-        first, second, third = quorum_members()
+        first, second, third = get_level("quorum").backend.guarded.members()
         assert first == Member(alias="r1", state="up")
         assert (second.alias, second.state) == ("r2", "down")
         assert second.cause.startswith("ConnectionError: Error 111")
         assert (third.alias, third.state) == ("r3", "kept out")
-
-    def test_no_quorum_has_no_members(self, settings):
-        settings.DISTCRON = {}
-        assert quorum_members() == ()
 
     def test_level_is_made_of_the_settings(self, farm):
         level = get_level("quorum")

@@ -48,7 +48,7 @@ class Fuzz:
             backend.quorum = quorum or backend.quorum
         self._is_over = threading.Event()
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, *, until_it_overlaps: bool = False) -> None:
         """Run, with one instance at a time killed, stopped or cut off."""
         threads = [
             threading.Thread(target=self._hold, args=(number, backend))
@@ -57,7 +57,7 @@ class Fuzz:
         for thread in threads:
             thread.start()
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not (until_it_overlaps and self.overlaps):
             self._break_one()
         self._is_over.set()
         for thread in threads:
@@ -66,13 +66,12 @@ class Fuzz:
     @property
     def overlaps(self) -> Sequence[tuple[Held, Held]]:
         """Return who held the lock at once."""
-        spans = sorted(self.spans)
         found = []
-        latest = spans[0]
-        for span in spans[1:]:
-            if span.start < latest.end:
+        latest: Held | None = None
+        for span in sorted(self.spans):
+            if latest is not None and span.start < latest.end:
                 found.append((latest, span))
-            latest = max(latest, span, key=lambda each: each.end)
+            latest = max(latest or span, span, key=lambda each: each.end)
         return found
 
     def _hold(self, number: int, backend: Any) -> None:

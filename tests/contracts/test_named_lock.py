@@ -415,7 +415,7 @@ class TestRedisFaults:
     def key(self, own_redis):
         """Return what Redis has under the lock's key."""
         with own_redis.client(LOCK_DATABASE) as client:
-            yield lambda: client.get("distcron:{lock}:name:export")
+            yield lambda: client.get("{distcron:lock}:name:export")
 
     def test_nobody_gets_in_while_redis_is_away(self, proxy):
         proxy.refuse()

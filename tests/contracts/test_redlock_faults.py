@@ -512,5 +512,5 @@ class TestFuzz:
 
     def test_quorum_of_one_would_be_found_out(self, farm):
         fuzz = Fuzz(farm, jitter_seconds=0.005, quorum=1)
-        fuzz.run(4)
+        fuzz.run(60, until_it_overlaps=True)
         assert fuzz.overlaps != []

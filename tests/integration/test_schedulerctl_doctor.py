@@ -346,13 +346,13 @@ def test_an_acl_without_the_scripts_is_a_problem() -> None:
 
 def test_a_lock_that_never_ends(healthy: None) -> None:
     client = get_redis_connection("distcron")
-    key = "distcron:{lock}:schedule:7"
+    key = "{distcron:lock}:schedule:7"
     client.set(key, "planted")
-    client.zadd("distcron:{lock}-index", {key: 10**15})
+    client.zadd("{distcron:lock}-index", {key: 10**15})
 
     answer = doctor()
 
-    client.delete(key, "distcron:{lock}-index")
+    client.delete(key, "{distcron:lock}-index")
     assert (answer.code, found(answer, "redis.stuck")) == (0, [("warning", "distcron")])
     assert level(doctor(), "redis.stuck") == "ok"
 
@@ -363,8 +363,8 @@ def test_a_look_leaves_nothing_behind_in_redis(healthy: None) -> None:
 
     doctor()
 
-    assert client.keys("distcron:{lock}:*") == []
-    assert client.zcard("distcron:{lock}-index") == 0
+    assert client.keys("{distcron:lock}:*") == []
+    assert client.zcard("{distcron:lock}-index") == 0
 
 
 def test_a_longer_sample_takes_as_long_as_it_is_told(healthy: None) -> None:

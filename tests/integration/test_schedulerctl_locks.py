@@ -84,7 +84,7 @@ class TestList:
         document = ctl("locks", "--json").data
 
         standard = document["levels"][0]
-        assert standard.pop("ping_ms") > 0
+        assert standard.pop("ping_ms") >= 0
         assert standard == {
             "name": "standard",
             "backend": "redis",

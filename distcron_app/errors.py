@@ -10,7 +10,8 @@ DistcronError
 ├── LockError
 │   ├── LockNotAcquired     somebody else holds the lock: a normal outcome
 │   ├── LockUnavailable     the lock backend did not answer, or refused: an alarm
-│   └── LeaseLost           the lock ended before its holder did
+│   └── LeaseLost           the lock ended before its holder did (also a RunStopped)
+├── RunStopped              the run was told to stop, by a person or as its node stops
 ├── StaleVersion            somebody else saved the row first
 └── ScheduleBusy            a run is active and the overlap policy refuses another
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 __all__ = [
     "ConfigurationError",
@@ -31,6 +33,7 @@ __all__ = [
     "LockError",
     "LockNotAcquired",
     "LockUnavailable",
+    "RunStopped",
     "ScheduleBusy",
     "StaleVersion",
     "TimetableError",
@@ -138,17 +141,21 @@ class LockNotAcquired(LockError):
         self.ttl_ms = ttl_ms
 
 
-class LeaseLost(LockError):
-    """The lease ended before its holder did; the holder's later writes may be refused.
+class RunStopped(DistcronError):
+    """Whatever ``label`` names (such as "Run 12") was told to stop, for ``cause``."""
 
-    ``label`` says what held it, such as "Run 12".
-    """
+    text = gettext_lazy("%(label)s: told to stop, %(cause)s.")
 
     def __init__(self, label: str, cause: str) -> None:
-        text = _("%(label)s: lease lost, %(cause)s. Stop as soon as it is safe.")
-        super().__init__(text % {"label": label, "cause": cause})
+        super().__init__(self.text % {"label": label, "cause": cause})
         self.label = label
         self.cause = cause
+
+
+class LeaseLost(RunStopped, LockError):
+    """The lease ended before its holder did; the holder's later writes may be refused."""
+
+    text = gettext_lazy("%(label)s: lease lost, %(cause)s. Stop as soon as it is safe.")
 
 
 class StaleVersion(DistcronError):

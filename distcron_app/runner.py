@@ -29,7 +29,7 @@ from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
 from distcron_app.context import JobContext, entered
-from distcron_app.errors import InvalidArguments, LeaseLost, UnknownJob
+from distcron_app.errors import InvalidArguments, RunStopped, UnknownJob
 
 __all__ = ["Assignment", "Outcome", "execute"]
 
@@ -96,7 +96,7 @@ class Outcome:
     """How an attempt ended. All text is masked, storable and bounded.
 
     ``reason`` is empty for a success, else error, exit_code, job_not_found or
-    invalid_arguments; lease_lost for a job that stopped when its context told it to.
+    invalid_arguments; for a job that stopped when its context told it to, its reason.
     ``result`` is JSON; another value is kept as ``{"repr": "..."}``. ``error`` is one
     line of at most 500 characters.
     """
@@ -177,11 +177,11 @@ def _call(
         return _failure("exit_code", error, assignment, with_traceback=True)
     except subprocess.CalledProcessError as error:
         return _failure("exit_code", error, assignment, with_traceback=True)
-    except LeaseLost as error:
+    except RunStopped as error:
         if not context.cancelled:
             # Of a lock that the job took by itself.
             return _failure("error", error, assignment, with_traceback=True)
-        return _failure("lease_lost", error, assignment) | {"state": "cancelled"}
+        return _failure(context.cancel_reason, error, assignment) | {"state": "cancelled"}
     except BaseException as error:  # noqa: BLE001 - whatever a job raises ends this run only
         return _failure("error", error, assignment, with_traceback=True)
     return {"state": "succeeded", "result": _storable(result, assignment.arguments)}

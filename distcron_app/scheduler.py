@@ -301,7 +301,7 @@ class Scheduler:
                 fencing_token=run.fencing_token,
                 owner_token=run.owner_token,
                 state=outcome.state,
-                reason=self._reason(outcome),
+                reason=outcome.reason,
                 finished_at=self._keeper.database_time(),
                 result=outcome.result,
                 error=outcome.error,
@@ -309,11 +309,6 @@ class Scheduler:
                 traceback=outcome.traceback,
             )
         )
-
-    def _reason(self, outcome: Outcome) -> str:
-        """Return why it ended; a job that the end of the drain stopped has lost no lease."""
-        stopping = outcome.state == "cancelled" and self._draining_until is not None
-        return Run.Reason.SHUTDOWN if stopping else outcome.reason
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
@@ -449,7 +444,7 @@ class Scheduler:
             self._unnoted = {}
 
     def _tell_lost(self, causes: dict[int, str]) -> None:
-        self._pool.cancel(causes)
+        self._pool.cancel(causes, reason=Run.Reason.LEASE_LOST)
         self._told |= causes.keys()
         for run_id, cause in causes.items():
             self._report("lease_lost", run=run_id, cause=cause)
@@ -570,7 +565,8 @@ class Scheduler:
 
     def _cut_short(self) -> int:
         """Tell the jobs to stop, wait a moment, kill the rest and say what became of them."""
-        self._pool.cancel({run_id: "the node is stopping" for run_id in self._owned})
+        causes = {run_id: "the node is stopping" for run_id in self._owned}
+        self._pool.cancel(causes, reason=Run.Reason.SHUTDOWN)
         deadline = self._clock.monotonic() + CANCEL_GRACE_SECONDS
         while self._pool.in_flight and self._clock.monotonic() < deadline:
             for news in self._pool.poll(FLUSH_SECONDS):

@@ -91,7 +91,7 @@ class JobContext:
 
     @property
     def cancel_reason(self) -> str:
-        """Return the reason that a run stopped so gets, such as ``lease_lost``; empty until then."""
+        """Return the reason of a run that stops now, such as ``lease_lost``; empty until then."""
         return self._shared.reason
 
     def cancel(self, cause: str, *, reason: str = LEASE_LOST) -> None:

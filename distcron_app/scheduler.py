@@ -108,7 +108,7 @@ class Scheduler:
         self._database_cause = ""
         self._failures = 0
         self._away: dict[str, str] = {}
-        # Runs that were told that they lost their lease, and what is not yet noted of it.
+        # Runs that were told to stop, and lost leases that are not yet noted on their run.
         self._told: set[int] = set()
         self._unnoted: dict[int, str] = {}
 
@@ -343,7 +343,8 @@ class Scheduler:
     def _may_repeat(self, report: Finished) -> bool:
         """Return True for a job that stopped half-way although it is to run at least once."""
         delivery = self._owned[report.run_id].delivery
-        return report.state == Run.State.CANCELLED and delivery == "at_least_once"
+        is_half_done = report.state == Run.State.CANCELLED and report.reason != Run.Reason.CANCELLED
+        return is_half_done and delivery == "at_least_once"
 
     def _repeat(self, reports: list[Finished]) -> None:
         """Queue the runs again; where that is used up, the report is what is left to say."""
@@ -420,7 +421,7 @@ class Scheduler:
                 self._ready.appendleft(before)
 
     def _sweep(self) -> None:
-        self._drop_superseded()
+        self._obey_stops()
         swept: Swept = self._sweeper.sweep(
             self._keeper.node_id, set(self._owned), self._keeper.database_up_seconds
         )
@@ -449,12 +450,19 @@ class Scheduler:
         for run_id, cause in causes.items():
             self._report("lease_lost", run=run_id, cause=cause)
 
-    def _drop_superseded(self) -> None:
-        """Tell jobs that their run was taken from this node, and let go of the locks.
+    def _obey_stops(self) -> None:
+        """Tell jobs to stop that were asked to, or whose run was taken from this node.
 
-        Else the keeper would take a lock again that a person has just released.
+        The locks of those are let go, or the keeper would take a lock again that a person
+        has just released.
         """
-        gone = lifecycle.superseded(list(self._owned.values()))
+        stops = lifecycle.stops(list(self._owned.values()))
+        asked = {run_id: cause for run_id, cause in stops.asked.items() if run_id not in self._told}
+        self._pool.cancel(asked, reason=Run.Reason.CANCELLED)
+        self._told |= asked.keys()
+        for run_id, cause in asked.items():
+            self._report("stop_asked", run=run_id, cause=cause)
+        gone = stops.gone
         cause = "the run was taken from this node"
         self._tell_lost({run_id: cause for run_id in gone - self._told})
         self._leases.let_go(gone)

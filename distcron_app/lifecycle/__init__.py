@@ -21,6 +21,7 @@ Two guards make one claim per occurrence, and either would do: the schedule's
 second after an edit moves ``next_run_at`` back.
 """
 
+from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_manual, read_back
 from distcron_app.lifecycle.outcome import (
     FinishResult,
@@ -38,7 +39,6 @@ from distcron_app.lifecycle.recovery import (
     recover_owned,
     release,
     settle_strays,
-    superseded,
 )
 from distcron_app.lifecycle.values import (
     TRANSITIONS,
@@ -52,6 +52,7 @@ from distcron_app.lifecycle.values import (
 
 __all__ = [
     "TRANSITIONS",
+    "CancelResult",
     "Claimed",
     "ClaimedRun",
     "Decision",
@@ -61,6 +62,7 @@ __all__ = [
     "Released",
     "Skip",
     "SkippedRun",
+    "Stops",
     "cancel_without_schedule",
     "claim",
     "claim_queued",
@@ -73,7 +75,8 @@ __all__ = [
     "recover_owned",
     "release",
     "report_progress",
+    "request_cancel",
     "settle_strays",
     "start",
-    "superseded",
+    "stops",
 ]

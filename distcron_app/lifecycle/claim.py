@@ -199,7 +199,8 @@ WITH active AS (
   INSERT INTO distcron_run (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
-    owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message, error)
+    owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message,
+    error, cancel_cause)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
          scheduled_at, due_at, new_state,
          CASE WHEN reason <> '' THEN reason WHEN new_state = 'skipped' THEN 'overlap' ELSE '' END,
@@ -211,7 +212,7 @@ WITH active AS (
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
-         false, '', ''
+         false, '', '', ''
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,

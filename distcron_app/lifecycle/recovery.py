@@ -23,7 +23,6 @@ __all__ = [
     "recover_owned",
     "release",
     "settle_strays",
-    "superseded",
 ]
 
 # Orphaned runs taken in one transaction; the rest follows in the next sweep.
@@ -130,18 +129,6 @@ def release(schedule_id: int) -> Released:
     return Released(fencing_token=schedule.fencing_token, runs=runs)
 
 
-def superseded(runs: Collection[ClaimedRun]) -> set[int]:
-    """Return the ids of runs that are no longer their claimer's: recovered, released, gone.
-
-    A lost run is still its owner's: nobody else starts it, and a late report settles it.
-    """
-    tokens = {run.run_id: run.owner_token for run in runs}
-    states = [*Run.ACTIVE_STATES, Run.State.LOST]
-    rows = Run.objects.filter(pk__in=tokens, state__in=states).order_by()
-    ours = {pk for pk, token in rows.values_list("pk", "owner_token") if tokens[pk] == token}
-    return set(tokens) - ours
-
-
 def cancel_without_schedule() -> int:
     """Cancel queued runs whose schedule was deleted; return how many."""
     with transaction.atomic():
@@ -202,7 +189,9 @@ def _settle(
             requeued.append(run.pk)
             continue
         may_repeat = (
-            run.delivery == Schedule.Delivery.AT_LEAST_ONCE and run.recoveries < MAX_RECOVERIES
+            run.delivery == Schedule.Delivery.AT_LEAST_ONCE
+            and run.recoveries < MAX_RECOVERIES
+            and run.cancel_requested_at is None
         )
         if may_repeat:
             attempts.append(_ended_attempt(run, reason, now))

@@ -24,7 +24,7 @@ MAX_RECOVERIES = 1
 TRANSITIONS: dict[str, frozenset[str]] = {
     "": frozenset({"queued", "claimed", "running", "skipped"}),
     "queued": frozenset({"claimed", "cancelled", "skipped"}),
-    "claimed": frozenset({"running", "queued"}),
+    "claimed": frozenset({"running", "queued", "cancelled"}),
     "running": frozenset({"succeeded", "failed", "cancelled", "queued", "lost"}),
     "lost": frozenset({"succeeded", "failed", "cancelled"}),
     "succeeded": frozenset(),

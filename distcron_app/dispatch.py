@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import models
@@ -29,12 +29,19 @@ from distcron_app.errors import (
 from distcron_app.instants import DatabaseNow
 from distcron_app.leases import FindLevel, Grant, LeaseBook
 from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
-from distcron_app.locks import Lease, Level, new_owner_token, schedule_lock_name
+from distcron_app.locks import (
+    Lease,
+    Level,
+    new_owner_token,
+    occurrence_lock_name,
+    schedule_lock_name,
+)
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Run,
     Schedule,
     exclusions_of,
+    is_exclusive,
     timetable_of,
 )
 from distcron_app.timetable import Timetable
@@ -77,6 +84,8 @@ class _Due:
     job: str
     version: int
     lock_level: str
+    overlap: str
+    max_active: int | None
     ends_at: datetime | None
     calendar_id: int | None
     calendar_revision: UUID | None
@@ -91,6 +100,17 @@ class _Due:
     @property
     def late_seconds(self) -> float:
         return (self.now - self.next_run_at).total_seconds()
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Return True where one run at most is active, so that one lock guards the schedule."""
+        return is_exclusive(self.overlap, self.max_active)
+
+    @property
+    def lock_name(self) -> str:
+        if self.is_exclusive:
+            return schedule_lock_name(self.pk)
+        return occurrence_lock_name(self.pk, self.next_run_at)
 
     @property
     def calendar(self) -> tuple[int, UUID] | None:
@@ -114,6 +134,33 @@ class _Due:
         )
 
 
+class _Queued(NamedTuple):
+    """A queued run as it was read."""
+
+    pk: int
+    schedule_id: int
+    due_at: datetime
+    now: datetime
+    lock_level: str
+    overlap: str
+    max_active: int | None
+
+    @property
+    def lock_name(self) -> str:
+        if is_exclusive(self.overlap, self.max_active):
+            return schedule_lock_name(self.schedule_id)
+        return occurrence_lock_name(self.schedule_id, self.due_at)
+
+
+_QUEUED_COLUMNS = (
+    "pk",
+    "schedule_id",
+    "due_at",
+    "now",
+    "schedule__lock_level",
+    "schedule__overlap",
+    "schedule__max_active",
+)
 _OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name != "columns")
 _SPLIT = len(_OWN)
 _COLUMNS = (*_OWN, *TIMETABLE_FIELDS)
@@ -179,34 +226,36 @@ class Dispatcher:
     def claim_queued(self, node_id: UUID, capacity: int) -> Claimed:
         """Claim queued runs (by hand, given back, recovered) whose time has come."""
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
-        found = list(
+        rows = (
             Run.objects.queued_due(within_seconds=self._config.poll_seconds)
+            .startable()
             .exclude(schedule__lock_level__in=self._waiting_levels())
             .annotate(now=DatabaseNow())
-            .values_list("pk", "schedule_id", "due_at", "now", "schedule__lock_level")[:limit]
+            .values_list(*_QUEUED_COLUMNS)[:limit]
         )
+        found = [_Queued(*row) for row in rows]
         self.queued_wait_seconds = self._config.poll_seconds
-        rows = [row for row in found if row[2] <= row[3]]
+        due = [row for row in found if row.due_at <= row.now]
         if found:
-            self._database_time = found[0][3]
-        if len(rows) < len(found):
-            _, _, due_at, now, _ = found[len(rows)]
-            self.queued_wait_seconds = (due_at - now).total_seconds()
+            self._database_time = found[0].now
+        if len(due) < len(found):
+            ahead = found[len(due)]
+            self.queued_wait_seconds = (ahead.due_at - ahead.now).total_seconds()
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
-        oldest = {row[1]: row for row in reversed(rows)}
+        oldest = {row.schedule_id: row for row in reversed(due)}
         here = self._leases.schedules()
         chosen = [row for pk, row in oldest.items() if pk not in here]
         chosen = chosen[:capacity]
         if not chosen:
             return Claimed()
-        wanted = {pk: self._grant(schedule_id, level) for pk, schedule_id, _, _, level in chosen}
+        wanted = {row.pk: self._grant(row) for row in chosen}
         granted = self._acquire(grant for grant in wanted.values() if grant is not None)
         mine: dict[int, Grant] = {}
-        for pk, _, due_at, now, _ in chosen:
-            grant = wanted[pk]
-            late_seconds = (now - due_at).total_seconds()
+        for row in chosen:
+            grant = wanted[row.pk]
+            late_seconds = (row.now - row.due_at).total_seconds()
             if grant is not None and self._may_claim(grant, granted, late_seconds):
-                mine[pk] = granted.get(grant.owner_token, grant)
+                mine[row.pk] = granted.get(grant.owner_token, grant)
         self._remember(mine.values())
         claimed = lifecycle.claim_queued(
             {pk: grant.owner_token for pk, grant in mine.items()}, node_id
@@ -319,8 +368,9 @@ class Dispatcher:
         wanted = {
             decision.owner_token: Grant(
                 level=self._find_level(rows[decision.schedule_id].lock_level),
-                name=schedule_lock_name(decision.schedule_id),
+                name=rows[decision.schedule_id].lock_name,
                 owner_token=decision.owner_token,
+                is_exclusive=rows[decision.schedule_id].is_exclusive,
             )
             for decision in decisions
         }
@@ -350,15 +400,18 @@ class Dispatcher:
     def _stuck_after_seconds(self) -> float:
         return self._config.lock_ttl_seconds + BACKSTOP_SECONDS
 
-    def _grant(self, schedule_id: int, level: str) -> Grant | None:
+    def _grant(self, row: _Queued) -> Grant | None:
         """Return what to ask for; None where the level cannot be used and nothing may start."""
         try:
-            found = self._find_level(level)
+            level = self._find_level(row.lock_level)
         except ConfigurationError as error:
-            self.away[level] = error.problem
+            self.away[row.lock_level] = error.problem
             return None
         return Grant(
-            level=found, name=schedule_lock_name(schedule_id), owner_token=new_owner_token()
+            level=level,
+            name=row.lock_name,
+            owner_token=new_owner_token(),
+            is_exclusive=is_exclusive(row.overlap, row.max_active),
         )
 
     def _acquire(self, wanted: Iterable[Grant]) -> dict[str, Grant]:

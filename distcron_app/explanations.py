@@ -13,6 +13,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from distcron_app.models import Node, Run, Schedule
 from distcron_app.wording import Mark, marks
@@ -138,11 +139,7 @@ def inert(text: str) -> str:
 def _skipped(run: Run) -> Explanation:
     details = run.details if isinstance(run.details, dict) else {}
     if run.reason == Run.Reason.OVERLAP:
-        return Explanation(
-            why=_("It did not run: the previous run was still active."),
-            advice=_("If this repeats, the job takes longer than its timetable allows."),
-            blocked_by=_whole(details.get("blocked_by")),
-        )
+        return _overlapped(details)
     stretch = _stretch(details)
     if run.reason == Run.Reason.COALESCED:
         return Explanation(
@@ -164,6 +161,23 @@ def _skipped(run: Run) -> Explanation:
             stretch=stretch,
         )
     return Explanation(why=_("It did not run: %s.") % run.get_reason_display(), stretch=stretch)
+
+
+def _overlapped(details: dict[str, Any]) -> Explanation:
+    advice = _("If this repeats, the job takes longer than its timetable allows.")
+    blocked_by = _whole(details.get("blocked_by"))
+    waiting = _whole(details.get("waiting"))
+    if details.get("replaced"):
+        why = _("It did not run: while it waited, a newer occurrence took its place.")
+    elif waiting:
+        why = ngettext(
+            "It did not run: the previous run was still active, and %d run waited already.",
+            "It did not run: the previous run was still active, and %d runs waited already.",
+            waiting,
+        ) % (waiting)
+    else:
+        why = _("It did not run: the previous run was still active.")
+    return Explanation(why=why, advice=advice, blocked_by=blocked_by)
 
 
 def _excluded(details: dict[str, Any], stretch: Stretch | None) -> Explanation:
@@ -217,6 +231,12 @@ def _queued(run: Run) -> Explanation:
                 "Its node died in the middle. Its delivery is “at least once”, so it waits to "
                 "run again."
             )
+        )
+    if run.reason == Run.Reason.OVERLAP:
+        details = run.details if isinstance(run.details, dict) else {}
+        return Explanation(
+            why=_("It waits until an earlier run of its schedule has ended."),
+            blocked_by=_whole(details.get("blocked_by")),
         )
     return Explanation(why=_("It waits for a node with a free slot."))
 

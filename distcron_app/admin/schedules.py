@@ -56,6 +56,7 @@ _MORE = (
     ("spread_seconds", "spread_by"),
     "spread_key",
     ("gap", "fold"),
+    ("overlap", "max_active", "max_queued"),
     ("delivery", "lock_level"),
     "notes",
 )

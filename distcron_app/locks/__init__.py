@@ -6,6 +6,7 @@ from distcron_app.locks.base import (
     LockInfo,
     named_lock_name,
     new_owner_token,
+    occurrence_lock_name,
     schedule_id_of,
     schedule_lock_name,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "level_problem",
     "named_lock_name",
     "new_owner_token",
+    "occurrence_lock_name",
     "schedule_id_of",
     "schedule_lock_name",
 ]

@@ -25,6 +25,7 @@ from distcron_app.models.schedules import (
     TIMETABLE_FIELDS,
     Schedule,
     ScheduleQuerySet,
+    is_exclusive,
     timetable_of,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "ScheduleQuerySet",
     "default_timezone",
     "exclusions_of",
+    "is_exclusive",
     "timetable_of",
 ]

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -32,6 +33,29 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return queued runs whose time has come, or comes within the seconds, oldest first."""
         horizon = DatabaseNow(timedelta(seconds=within_seconds))
         return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
+
+    def startable(self) -> RunQuerySet:
+        """Leave out queued runs that must wait for an active run of their schedule.
+
+        They would fill the batch of each read. A spread occurrence stays in: what becomes
+        of it is decided when it is due.
+        """
+        active = (
+            Run.objects.filter(schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES)
+            .order_by()
+            .values("schedule")
+            .annotate(count=models.Count("pk"))
+            .values("count")
+        )
+        limit = models.Case(
+            models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
+            models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
+            default=models.Value(1),
+        )
+        is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
+        return self.annotate(active_count=Coalesce(models.Subquery(active), 0), limit=limit).filter(
+            is_spread | models.Q(active_count__lt=models.F("limit"))
+        )
 
     def orphaned(self) -> RunQuerySet:
         """Return claimed and running runs whose node is dead or left."""
@@ -184,9 +208,9 @@ class Run(models.Model):
 
     @property
     def is_held_back(self) -> bool:
-        """Return True for an occurrence that was spread past its instant and never started."""
+        """Return True for a spread occurrence about which nothing was decided yet."""
         spread = self.scheduled_at is not None and self.due_at > self.scheduled_at
-        return spread and self.attempt == 0
+        return spread and self.attempt == 0 and not self.reason
 
     @property
     def is_final(self) -> bool:

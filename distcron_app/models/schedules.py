@@ -40,6 +40,7 @@ __all__ = [
     "TIMETABLE_FIELDS",
     "Schedule",
     "ScheduleQuerySet",
+    "is_exclusive",
     "timetable_of",
 ]
 
@@ -169,6 +170,13 @@ class Schedule(models.Model):
         AT_MOST_ONCE = "at_most_once", _("at most once: never started twice, may be lost")
         AT_LEAST_ONCE = "at_least_once", _("at least once: run again after a crash")
 
+    class Overlap(models.TextChoices):
+        SKIP = "skip", _("skip the new one")
+        QUEUE_ONE = "queue_one", _("let one wait, skip the others")
+        QUEUE_ALL = "queue_all", _("let them wait, in order")
+        REPLACE = "replace", _("stop the old one, then start the new one")
+        ALLOW = "allow", _("run them side by side")
+
     key = models.SlugField(
         _("key"),
         max_length=100,
@@ -273,6 +281,24 @@ class Schedule(models.Model):
             "What a crash in the middle means. At most once: the run is shown as lost and a "
             "person decides. At least once: it runs again, so the job must be idempotent."
         ),
+    )
+    overlap = models.CharField(
+        _("while a run is still active"),
+        max_length=10,
+        choices=Overlap,
+        default=Overlap.SKIP,
+        help_text=_("What becomes of an occurrence that is due while an earlier one still runs."),
+    )
+    max_active = models.PositiveSmallIntegerField(
+        _("active runs at most"),
+        null=True,
+        blank=True,
+        help_text=_("Empty: one, and no limit where runs may be side by side."),
+    )
+    max_queued = models.PositiveSmallIntegerField(
+        _("waiting runs at most"),
+        default=100,
+        help_text=_("Where they wait in order; what comes beyond is skipped."),
     )
     lock_level = models.CharField(
         _("lock level"),
@@ -386,11 +412,20 @@ class Schedule(models.Model):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
+        if self.max_active == 0:
+            problems["max_active"] = [_("At least 1, or empty.")]
         problem = level_problem(self.lock_level)
         if problem:
             problems["lock_level"] = [problem]
         if problems:
             raise ValidationError(problems)
+
+    @property
+    def active_limit(self) -> int | None:
+        """Return how many runs may be active at once; None means any number."""
+        if self.max_active is None and self.overlap == self.Overlap.ALLOW:
+            return None
+        return self.max_active or 1
 
     def timetable(self) -> Timetable:
         """Return what names the instants. Raise TimetableError for the field that is wrong.
@@ -555,6 +590,9 @@ PERSON_FIELDS = (
     "spread_by",
     "spread_key",
     "delivery",
+    "overlap",
+    "max_active",
+    "max_queued",
     "lock_level",
     "notes",
     "state",
@@ -568,6 +606,11 @@ PLAN_FIELDS = frozenset(
 )
 # Where timetable.build names a parameter that is two columns here.
 _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
+
+
+def is_exclusive(overlap: str, max_active: int | None) -> bool:
+    """Return True for a schedule of which one run at most is active at a time."""
+    return max_active == 1 or (max_active is None and overlap != Schedule.Overlap.ALLOW)
 
 
 def timetable_of(

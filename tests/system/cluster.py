@@ -313,6 +313,8 @@ class Cluster:
             "interval_anchor": first if every else None,
             "delivery": "at_most_once",
             "lock_level": "standard",
+            "overlap": "skip",
+            "max_queued": 100,
             "notes": "",
             "state": "active",
             "state_reason": "",

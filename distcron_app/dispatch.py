@@ -86,6 +86,14 @@ class _Due:
     lock_level: str
     overlap: str
     max_active: int | None
+    misfire: str
+    misfire_grace_seconds: int | None
+    catchup_window_seconds: int | None
+    catchup_max: int
+    catchup_per_minute: int | None
+    start_deadline_seconds: int | None
+    max_runs: int | None
+    runs_planned: int
     ends_at: datetime | None
     calendar_id: int | None
     calendar_revision: UUID | None
@@ -127,6 +135,27 @@ class _Due:
         if self.calendar is None or self.calendar_action != Schedule.Excluded.SKIP:
             return None
         return exclusions_of(*self.calendar)
+
+    @property
+    def catchup_window(self) -> timedelta | None:
+        if self.catchup_window_seconds is None:
+            return None
+        return timedelta(seconds=self.catchup_window_seconds)
+
+    def has_expired(self, instant: datetime) -> bool:
+        """Return True where the schedule's deadline to start ``instant`` has passed."""
+        if self.start_deadline_seconds is None:
+            return False
+        return self.now > self.spread(instant) + timedelta(seconds=self.start_deadline_seconds)
+
+    def paced(self, instants: Sequence[datetime]) -> tuple[tuple[datetime, datetime], ...]:
+        """Return each late instant with when it may start, after the one that starts now."""
+        if not self.catchup_per_minute:
+            return tuple((instant, self.now) for instant in instants)
+        pause = timedelta(minutes=1) / self.catchup_per_minute
+        return tuple(
+            (instant, self.now + pause * place) for place, instant in enumerate(instants, 1)
+        )
 
     def spread(self, instant: datetime) -> datetime:
         return spread_instant(
@@ -333,7 +362,7 @@ class Dispatcher:
             registry.get(row.job)
         except UnknownJob:
             # During a rolling deploy another node may know it; after the grace nobody does.
-            if row.late_seconds <= self._config.misfire_grace_seconds:
+            if row.late_seconds <= self._grace_seconds(row):
                 return None
             raise
         self._find_level(row.lock_level)
@@ -345,21 +374,41 @@ class Dispatcher:
             allowed,
             due_from=row.next_run_at,
             now=row.now,
-            misfire_grace=timedelta(seconds=self._config.misfire_grace_seconds),
+            misfire_grace=timedelta(seconds=self._grace_seconds(row)),
+            misfire=row.misfire,
+            catchup_window=row.catchup_window,
+            catchup_max=row.catchup_max,
             ends_at=row.ends_at,
+            max_runs=row.max_runs,
+            runs_so_far=row.runs_planned,
         )
+        after = _after(row, plan)
+        expired = [each for each in (plan.run, *plan.then) if each and row.has_expired(each)]
+        if expired:
+            plan = dataclasses.replace(
+                plan,
+                run=None if plan.run in expired else plan.run,
+                then=tuple(each for each in plan.then if each not in expired),
+            )
         spans = ((plan.misfired, Run.Reason.MISFIRE), (plan.coalesced, Run.Reason.COALESCED))
         return Decision(
             schedule_id=row.pk,
             version=row.version,
             seen_next_run_at=row.next_run_at,
             # Of the timetable itself: excluded instants get their turn, and their row.
-            next_run_at=plan.next if exclusions is None else _after(row, plan),
+            next_run_at=plan.next if exclusions is None else after,
             owner_token=new_owner_token(),
             run_at=plan.run,
             due_at=None if plan.run is None else row.spread(plan.run),
-            skips=tuple(_skip(span, reason) for span, reason in spans if span is not None),
+            queue=row.paced(plan.then),
+            skips=(
+                *(_skip(span, reason) for span, reason in spans if span is not None),
+                *(Skip(scheduled_at=each, reason=Run.Reason.EXPIRED) for each in expired),
+            ),
         )
+
+    def _grace_seconds(self, row: _Due) -> float:
+        return row.misfire_grace_seconds or self._config.misfire_grace_seconds
 
     def _claim(
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
@@ -508,7 +557,7 @@ def _allowed(row: _Due, exclusions: Exclusions | None) -> Timetable:
 
 def _after(row: _Due, plan: timetable.Plan) -> datetime | None:
     spans = [span.last for span in (plan.coalesced, plan.misfired) if span is not None]
-    decided = max([row.next_run_at, *spans, *([plan.run] if plan.run else [])])
+    decided = max([row.next_run_at, *spans, *plan.then, *([plan.run] if plan.run else [])])
     return timetable.first_after(row.timetable, decided, ends_at=row.ends_at)
 
 

@@ -152,6 +152,11 @@ def _skipped(run: Run) -> Explanation:
             advice=_("Usually no scheduler was running at that time. The nodes page shows them."),
             stretch=stretch,
         )
+    if run.reason == Run.Reason.EXPIRED:
+        return Explanation(
+            why=_("It did not run: it could not start within the time its schedule allows."),
+            advice=_("All slots were taken, or an earlier run took too long."),
+        )
     if run.reason == Run.Reason.CALENDAR:
         return _excluded(details, stretch)
     if run.reason == Run.Reason.PAUSED:
@@ -232,6 +237,8 @@ def _queued(run: Run) -> Explanation:
                 "run again."
             )
         )
+    if run.reason == Run.Reason.CATCH_UP:
+        return Explanation(why=_("It is late, and waits for its turn among those that are."))
     if run.reason == Run.Reason.OVERLAP:
         details = run.details if isinstance(run.details, dict) else {}
         return Explanation(

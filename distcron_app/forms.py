@@ -76,11 +76,23 @@ _DEFAULTED = (
     "fold",
     "overlap",
     "max_queued",
+    "misfire",
+    "catchup_max",
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
 # What the schedule does when things do not go as planned.
-POLICY_FIELDS = ("overlap", "max_active", "max_queued")
+POLICY_FIELDS = (
+    "overlap",
+    "max_active",
+    "max_queued",
+    "misfire",
+    "misfire_grace_seconds",
+    "catchup_window_seconds",
+    "catchup_max",
+    "catchup_per_minute",
+    "start_deadline_seconds",
+)
 _LEVEL_LABELS = {
     "standard": gettext_lazy("standard: goes on without its lock, since the database decides"),
     "quorum": gettext_lazy("quorum: most of the Redis instances, else it waits"),

@@ -57,6 +57,9 @@ _MORE = (
     "spread_key",
     ("gap", "fold"),
     ("overlap", "max_active", "max_queued"),
+    ("misfire", "misfire_grace_seconds", "catchup_window_seconds"),
+    ("catchup_max", "catchup_per_minute"),
+    "start_deadline_seconds",
     ("delivery", "lock_level"),
     "notes",
 )

@@ -200,10 +200,11 @@ WITH opened AS (
     SELECT p.id, p.next_run_at, p.runs, p.spread, f.fate,
            -- Nothing is decided where this is false.
            f.active > 0 OR NOT p.only_beside AS decided,
-           CASE WHEN p.runs AND (p.spread OR f.fate <> 'skip') THEN 1 ELSE 0 END AS counts
+           p.queued + CASE WHEN p.runs AND (p.spread OR f.fate <> 'skip') THEN 1 ELSE 0 END
+             AS counts
     FROM unnest(%(ids)s::bigint[], %(nexts)s::timestamptz[], %(runs)s::bool[],
-                %(spread)s::bool[], %(only_beside)s::bool[])
-         AS p(id, next_run_at, runs, spread, only_beside)
+                %(queued)s::int[], %(spread)s::bool[], %(only_beside)s::bool[])
+         AS p(id, next_run_at, runs, queued, spread, only_beside)
     JOIN fates f ON f.id = p.id
   ) p JOIN distcron_schedule s ON s.id = p.id
   WHERE p.decided
@@ -232,7 +233,8 @@ WITH opened AS (
 ), wanted AS (
   SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
-         CASE WHEN w.reason <> '' THEN 'skipped'
+         CASE WHEN w.reason = 'catch_up' THEN 'queued'
+              WHEN w.reason <> '' THEN 'skipped'
               WHEN w.due_at > greatest(w.scheduled_at, statement_timestamp()) THEN 'queued'
               WHEN f.fate = 'skip' THEN 'skipped'
               WHEN f.fate = 'queue' THEN 'queued'
@@ -307,6 +309,7 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
         "ids": [decision.schedule_id for decision in decisions],
         "nexts": [decision.next_run_at for decision in decisions],
         "runs": [decision.run_at is not None for decision in decisions],
+        "queued": [len(decision.queue) for decision in decisions],
         "spread": [decision.is_held_back for decision in decisions],
         "only_beside": [decision.only_beside for decision in decisions],
         "exhausted": _exhausted_reason(),
@@ -322,7 +325,7 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
 
 
 class _Wanted(NamedTuple):
-    """A row to insert; ``reason`` is empty for one that is to run."""
+    """A row to insert; ``reason`` is empty for one that is to run now, or later where spread."""
 
     schedule_id: int
     scheduled_at: datetime
@@ -338,6 +341,10 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
             decision.schedule_id, skip.scheduled_at, skip.scheduled_at, skip.reason, skip.details
         )
         for skip in decision.skips
+    ]
+    rows += [
+        _Wanted(decision.schedule_id, scheduled_at, due_at, Run.Reason.CATCH_UP)
+        for scheduled_at, due_at in decision.queue
     ]
     if decision.run_at is not None:
         due_at = decision.due_at or decision.run_at
@@ -439,7 +446,7 @@ def _replace(blocked: Mapping[int, OpenRuns]) -> None:
 def _move(schedule: Schedule, decision: Decision, fated: Fate) -> None:
     """Set where the schedule stands after the decision, as _CLAIM_SQL does."""
     is_counted = decision.is_held_back or fated != "skip"
-    schedule.runs_planned += decision.run_at is not None and is_counted
+    schedule.runs_planned += (decision.run_at is not None and is_counted) + len(decision.queue)
     schedule.fencing_token += 1
     is_last = schedule.max_runs is not None and schedule.runs_planned >= schedule.max_runs
     schedule.next_run_at = None if is_last else decision.next_run_at
@@ -519,7 +526,10 @@ def _new_run(
         node_id=node_id,
         claimed_at=now,
     )
-    if wanted.reason:
+    if wanted.reason == Run.Reason.CATCH_UP:
+        run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None
+        run.reason = Run.Reason.CATCH_UP
+    elif wanted.reason:
         _skip(run, wanted.reason, wanted.details, now)
     elif wanted.due_at > max(wanted.scheduled_at, now):
         run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None

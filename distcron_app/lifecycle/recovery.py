@@ -1,5 +1,6 @@
 """claimed → queued (given back, node died); running → queued, lost, failed, cancelled (its node
-or worker died, its lock was released); queued → cancelled (the schedule is gone)."""
+or worker died, its lock was released); queued → cancelled (the schedule is gone),
+skipped (its time to start is over)."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ __all__ = [
     "Recovered",
     "Released",
     "cancel_without_schedule",
+    "expire",
     "give_back",
     "recover",
     "recover_owned",
@@ -143,6 +145,42 @@ def cancel_without_schedule() -> int:
             run.state, run.reason, run.finished_at = Run.State.CANCELLED, "deleted", now
         _write(rows)
     return len(rows)
+
+
+def expire() -> int:
+    """Skip queued runs that could not start within their schedule's deadline; return how many.
+
+    Counted from the instant of the timetable, or from when the run was to start where that
+    is later. A run that has begun once is left alone: it is decided by its retries.
+    """
+    rows = list(
+        Run.objects.filter(
+            state=Run.State.QUEUED, attempt=0, schedule__start_deadline_seconds__isnull=False
+        ).select_related("schedule")[:_BATCH]
+    )
+    if not rows:
+        return 0
+    now = database_now()
+    late = [run.pk for run in rows if _is_too_late(run, now)]
+    with transaction.atomic():
+        expired = list(
+            Run.objects.select_for_update()
+            .filter(pk__in=late, state=Run.State.QUEUED, attempt=0)
+            .order_by("pk")
+        )
+        for run in expired:
+            run.state, run.reason, run.finished_at = Run.State.SKIPPED, Run.Reason.EXPIRED, now
+        _write(expired)
+    return len(expired)
+
+
+def _is_too_late(run: Run, now: datetime) -> bool:
+    assert run.schedule is not None  # noqa: S101 - the filter joins it
+    seconds = run.schedule.start_deadline_seconds or 0
+    instant: datetime = run.scheduled_at or run.due_at
+    if run.is_held_back:
+        instant = max(instant, run.due_at)
+    return now > instant + timedelta(seconds=seconds)
 
 
 def settle_strays(node_id: UUID, known: Collection[int], older_than: timedelta) -> Recovered:

@@ -48,7 +48,8 @@ class Decision:
     """What a node wants to write for one due schedule, seen at ``version``.
 
     ``run_at`` is the occurrence to run, or None; it is held back until ``due_at`` where
-    that is later (the schedule is spread). ``next_run_at`` is where the schedule stands
+    that is later (the schedule is spread). ``queue`` are further occurrences to run after it,
+    each with the instant from which it may start. ``next_run_at`` is where the schedule stands
     afterwards; None means that no instant is left. With ``only_beside`` nothing is decided
     unless a run is active: the node holds no lock that would let it start another one.
     """
@@ -61,6 +62,7 @@ class Decision:
     run_at: datetime | None = None
     due_at: datetime | None = None
     skips: tuple[Skip, ...] = ()
+    queue: tuple[tuple[datetime, datetime], ...] = ()
     only_beside: bool = False
 
     @property

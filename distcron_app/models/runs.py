@@ -100,6 +100,8 @@ class Run(models.Model):
         OVERLAP = "overlap", _("the previous run was still active")
         MISFIRE = "misfire", _("too late to run")
         COALESCED = "coalesced", _("folded into a later occurrence")
+        CATCH_UP = "catch_up", _("runs late, after an outage")
+        EXPIRED = "expired", _("it could not start in time")
         CALENDAR = "calendar", _("excluded by a calendar")
         PAUSED = "paused", _("the schedule was paused")
         DELETED = "deleted", _("the schedule was deleted")

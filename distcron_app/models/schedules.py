@@ -22,6 +22,7 @@ from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.locks import level_problem
 from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
 from distcron_app.timetable import (
+    DEFAULT_CATCHUP_MAX,
     MAX_TEXT,
     Timetable,
     build,
@@ -177,6 +178,11 @@ class Schedule(models.Model):
         REPLACE = "replace", _("stop the old one, then start the new one")
         ALLOW = "allow", _("run them side by side")
 
+    class Misfire(models.TextChoices):
+        RUN_LATEST = "run_latest", _("run the newest, fold the others into it")
+        RUN_ALL = "run_all", _("run all, the oldest first")
+        SKIP = "skip", _("run none of them")
+
     key = models.SlugField(
         _("key"),
         max_length=100,
@@ -300,6 +306,45 @@ class Schedule(models.Model):
         default=100,
         help_text=_("Where they wait in order; what comes beyond is skipped."),
     )
+    misfire = models.CharField(
+        _("occurrences that are late"),
+        max_length=10,
+        choices=Misfire,
+        default=Misfire.RUN_LATEST,
+        help_text=_("What to do after an outage. Each one leaves a row, or a span of them one."),
+    )
+    misfire_grace_seconds = models.PositiveIntegerField(
+        _("late after (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_("How late is too late; empty takes the project's setting."),
+    )
+    catchup_window_seconds = models.PositiveIntegerField(
+        _("look back (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "Late ones older than this never run. Empty: the period of the timetable, at least "
+            "5 minutes and at most 24 hours."
+        ),
+    )
+    catchup_max = models.PositiveSmallIntegerField(
+        _("run at most"),
+        default=DEFAULT_CATCHUP_MAX,
+        help_text=_("Of the late ones, the newest so many, where all are run."),
+    )
+    catchup_per_minute = models.PositiveSmallIntegerField(
+        _("at most in a minute"),
+        null=True,
+        blank=True,
+        help_text=_("Empty: each as soon as the one before has ended."),
+    )
+    start_deadline_seconds = models.PositiveIntegerField(
+        _("start within (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_("A run that could not start within this after its instant is skipped."),
+    )
     lock_level = models.CharField(
         _("lock level"),
         max_length=20,
@@ -412,8 +457,9 @@ class Schedule(models.Model):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
-        if self.max_active == 0:
-            problems["max_active"] = [_("At least 1, or empty.")]
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) == 0:
+                problems[name] = [_("At least 1, or empty.")]
         problem = level_problem(self.lock_level)
         if problem:
             problems["lock_level"] = [problem]
@@ -548,6 +594,14 @@ class Schedule(models.Model):
             super().save(update_fields=fields | {"version", "updated_at"}, **options)
 
 
+# Numbers of which 0 would mean never.
+_AT_LEAST_ONE = (
+    "max_active",
+    "misfire_grace_seconds",
+    "catchup_max",
+    "catchup_per_minute",
+    "start_deadline_seconds",
+)
 # What a timetable is built from; see timetable_of.
 TIMETABLE_FIELDS = (
     "kind",
@@ -593,6 +647,12 @@ PERSON_FIELDS = (
     "overlap",
     "max_active",
     "max_queued",
+    "misfire",
+    "misfire_grace_seconds",
+    "catchup_window_seconds",
+    "catchup_max",
+    "catchup_per_minute",
+    "start_deadline_seconds",
     "lock_level",
     "notes",
     "state",

@@ -315,6 +315,8 @@ class Cluster:
             "lock_level": "standard",
             "overlap": "skip",
             "max_queued": 100,
+            "misfire": "run_latest",
+            "catchup_max": 100,
             "notes": "",
             "state": "active",
             "state_reason": "",

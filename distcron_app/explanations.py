@@ -237,6 +237,11 @@ def _queued(run: Run) -> Explanation:
                 "run again."
             )
         )
+    if run.reason == Run.Reason.RETRY:
+        return Explanation(
+            why=_("Attempt %(number)d failed: %(error)s It waits for its next attempt.")
+            % {"number": run.attempt, "error": inert(run.error)}
+        )
     if run.reason == Run.Reason.CATCH_UP:
         return Explanation(why=_("It is late, and waits for its turn among those that are."))
     if run.reason == Run.Reason.OVERLAP:

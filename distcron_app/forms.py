@@ -78,6 +78,11 @@ _DEFAULTED = (
     "max_queued",
     "misfire",
     "catchup_max",
+    "max_attempts",
+    "backoff",
+    "backoff_delays",
+    "backoff_longest_seconds",
+    "backoff_jitter",
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
@@ -92,6 +97,14 @@ POLICY_FIELDS = (
     "catchup_max",
     "catchup_per_minute",
     "start_deadline_seconds",
+    "max_attempts",
+    "backoff",
+    "backoff_delays",
+    "backoff_longest_seconds",
+    "backoff_jitter",
+    "retry_on",
+    "give_up_on",
+    "retry_stops_at_next",
 )
 _LEVEL_LABELS = {
     "standard": gettext_lazy("standard: goes on without its lock, since the database decides"),
@@ -246,6 +259,8 @@ class ScheduleForm(TimingForm):
         ]
         widgets = TimingForm.Meta.widgets | {
             "notes": forms.Textarea(attrs={"rows": 3, "cols": 60}),
+            "retry_on": forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"}),
+            "give_up_on": forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"}),
         }
 
     class Media:

@@ -29,7 +29,7 @@ from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
 from distcron_app.context import JobContext, entered
-from distcron_app.errors import InvalidArguments, RunStopped, UnknownJob
+from distcron_app.errors import InvalidArguments, RetryLater, RunStopped, UnknownJob
 
 __all__ = ["Assignment", "Outcome", "execute"]
 
@@ -109,6 +109,9 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     output: str = ""
+    # Dotted names of the error's class and its bases, and what RetryLater asked for.
+    exceptions: tuple[str, ...] = ()
+    retry_seconds: float | None = None
 
     def to_wire(self) -> list[Any]:
         """Return a JSON-able list that ``from_wire`` reads."""
@@ -117,7 +120,8 @@ class Outcome:
     @classmethod
     def from_wire(cls, wire: list[Any]) -> Outcome:
         """Return the outcome that ``to_wire`` wrote."""
-        return cls(**dict(zip((f.name for f in dataclasses.fields(cls)), wire, strict=True)))
+        values = dict(zip((f.name for f in dataclasses.fields(cls)), wire, strict=True))
+        return cls(**{**values, "exceptions": tuple(values["exceptions"])})
 
 
 def execute(assignment: Assignment, *, context: JobContext, output_limit_bytes: int) -> Outcome:
@@ -204,7 +208,15 @@ def _failure(
         "reason": reason,
         "error": _error_line(error, arguments),
         "traceback": _traceback_text(error, arguments) if with_traceback else "",
+        "exceptions": _names_of(error) if with_traceback else (),
+        "retry_seconds": error.delay_seconds if isinstance(error, RetryLater) else None,
     }
+
+
+def _names_of(error: BaseException) -> tuple[str, ...]:
+    """Return the dotted names of the error's class and its bases, the nearest first."""
+    bases = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in bases)[:20]
 
 
 def _error_line(error: BaseException, arguments: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from distcron_app.errors import ConfigurationError
 from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool, Progressed
 from distcron_app.keeper import Keeper
 from distcron_app.leases import FindLevel, LeaseBook
-from distcron_app.lifecycle import ClaimedRun, Finished, SkippedRun
+from distcron_app.lifecycle import ClaimedRun, Failure, Finished, SkippedRun
 from distcron_app.maintenance import Sweeper, Swept
 from distcron_app.models import Run
 from distcron_app.runner import Assignment, Outcome
@@ -307,8 +307,15 @@ class Scheduler:
                 error=outcome.error,
                 output=outcome.output,
                 traceback=outcome.traceback,
+                failure=self._failure(run, outcome),
             )
         )
+
+    def _failure(self, run: ClaimedRun, outcome: Outcome) -> Failure | None:
+        """Return what decides about another attempt; None where there can be none."""
+        if outcome.state != "failed" or not outcome.exceptions or run.attempts_left < 1:
+            return None
+        return Failure(exceptions=outcome.exceptions, retry_seconds=outcome.retry_seconds)
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
@@ -360,6 +367,15 @@ class Scheduler:
 
     def _tell_finished(self, report: Finished, result: lifecycle.FinishResult) -> None:
         run = self._owned[report.run_id]
+        if report.run_id in result.retried:
+            self._report(
+                "retry_planned",
+                run=report.run_id,
+                schedule=run.schedule_key,
+                error=report.error,
+                due_at=result.retried[report.run_id],
+            )
+            return
         rejected = report.run_id in result.rejected
         late = report.run_id in result.late
         self._report(

@@ -60,6 +60,9 @@ _MORE = (
     ("misfire", "misfire_grace_seconds", "catchup_window_seconds"),
     ("catchup_max", "catchup_per_minute"),
     "start_deadline_seconds",
+    ("max_attempts", "backoff", "backoff_delays"),
+    ("backoff_longest_seconds", "backoff_jitter", "retry_stops_at_next"),
+    ("retry_on", "give_up_on"),
     ("delivery", "lock_level"),
     "notes",
 )

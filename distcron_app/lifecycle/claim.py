@@ -151,6 +151,7 @@ def _owned(run: Run) -> ClaimedRun:
         state=run.state,
         attempt=run.attempt,
         recoveries=run.recoveries,
+        max_attempts=run.schedule.max_attempts if run.schedule else 1,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
     )
@@ -229,7 +230,8 @@ WITH opened AS (
       state = CASE WHEN p.next_run_at IS NULL THEN 'exhausted' ELSE s.state END,
       state_reason = CASE WHEN p.next_run_at IS NULL THEN %(exhausted)s ELSE s.state_reason END
   FROM p WHERE s.id = p.id
-  RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token
+  RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token,
+            s.max_attempts
 ), wanted AS (
   SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
@@ -273,7 +275,7 @@ WITH opened AS (
             EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
             details::text
 )
-SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery
+SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
 WHERE i.state <> 'queued'
 ORDER BY i.id
@@ -356,7 +358,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
     run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
-    key, name, job, arguments, delivery = row[10:]
+    key, name, job, arguments, delivery, max_attempts = row[10:]
     scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
@@ -379,6 +381,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         state=state,
         attempt=attempt,
         recoveries=0,
+        max_attempts=max_attempts,
         fencing_token=fencing,
         owner_token=owner,
     )

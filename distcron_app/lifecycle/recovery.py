@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.values import MAX_RECOVERIES, ClaimedRun
-from distcron_app.models import Attempt, Run, Schedule
+from distcron_app.models import Attempt, Run, Schedule, ended_attempt
 
 __all__ = [
     "Recovered",
@@ -232,14 +232,14 @@ def _settle(
             and run.cancel_requested_at is None
         )
         if may_repeat:
-            attempts.append(_ended_attempt(run, reason, now))
+            attempts.append(ended_attempt(run, reason, now))
             run.recoveries += 1
             _to_queue(run)
             run.reason = Run.Reason.RECOVERY
             requeued.append(run.pk)
         else:
             if fencing_token is not None:
-                attempts.append(_ended_attempt(run, reason, now))
+                attempts.append(ended_attempt(run, reason, now))
                 run.owner_token, run.fencing_token = "", fencing_token
             # Else the tokens stay: they let the owner's late report settle a lost run.
             run.state, run.reason, run.finished_at = unknown, reason, now
@@ -252,18 +252,6 @@ def _settle(
         requeued=tuple(requeued),
         lost=tuple(ended) if lost else (),
         failed=() if lost else tuple(ended),
-    )
-
-
-def _ended_attempt(run: Run, reason: str, now: datetime) -> Attempt:
-    return Attempt(
-        run=run,
-        number=run.attempt,
-        node_id=run.node_id,
-        fencing_token=run.fencing_token,
-        started_at=run.started_at,
-        ended_at=now,
-        reason=reason,
     )
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "Claimed",
     "ClaimedRun",
     "Decision",
+    "Failure",
     "Finished",
     "Skip",
     "SkippedRun",
@@ -26,10 +27,10 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "queued": frozenset({"claimed", "cancelled", "skipped"}),
     "claimed": frozenset({"running", "queued", "cancelled"}),
     "running": frozenset({"succeeded", "failed", "cancelled", "queued", "lost"}),
-    "lost": frozenset({"succeeded", "failed", "cancelled"}),
+    "lost": frozenset({"succeeded", "failed", "cancelled", "queued"}),
     "succeeded": frozenset(),
-    "failed": frozenset(),
-    "cancelled": frozenset(),
+    "failed": frozenset({"queued"}),
+    "cancelled": frozenset({"queued"}),
     "skipped": frozenset(),
 }
 
@@ -87,8 +88,26 @@ class ClaimedRun:
     state: str
     attempt: int
     recoveries: int
+    max_attempts: int
     fencing_token: int
     owner_token: str
+
+    @property
+    def attempts_left(self) -> int:
+        """Return how many attempts may follow the one that this claim is for.
+
+        A recovery uses up none: the run's node failed, and not its job.
+        """
+        number = self.attempt if self.state == "running" else self.attempt + 1
+        return self.max_attempts - (number - self.recoveries)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a job raised: dotted names of its class and bases, and what RetryLater asked for."""
+
+    exceptions: tuple[str, ...]
+    retry_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +143,5 @@ class Finished:
     error: str = ""
     output: str = ""
     traceback: str = ""
+    # Set where another attempt may follow; the policy of the schedule decides.
+    failure: Failure | None = None

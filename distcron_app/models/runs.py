@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.db.models import Q
@@ -15,7 +15,7 @@ from distcron_app.instants import DatabaseNow, InstantField
 from distcron_app.models.nodes import Node
 from distcron_app.models.schedules import Schedule
 
-__all__ = ["Attempt", "Run", "RunOutput", "RunQuerySet"]
+__all__ = ["Attempt", "Run", "RunOutput", "RunQuerySet", "ended_attempt"]
 
 
 class RunQuerySet(models.QuerySet["Run"]):
@@ -96,6 +96,7 @@ class Run(models.Model):
         RELEASED = "released", _("its lock was released by a person")
         LEASE_LOST = "lease_lost", _("the job stopped because its lease was lost")
         SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
+        RETRY = "retry", _("waits for its next attempt")
         RECOVERY = "recovery", _("runs again after a crash")
         OVERLAP = "overlap", _("the previous run was still active")
         MISFIRE = "misfire", _("too late to run")
@@ -271,6 +272,7 @@ class Attempt(models.Model):
     started_at = InstantField(_("started"), null=True)
     ended_at = InstantField(_("ended"))
     reason = models.CharField(_("reason"), max_length=20, choices=Run.Reason)
+    error = models.CharField(_("error"), max_length=500, blank=True, default="")
     # What the attempt's own node reported after it had been superseded; it changed no run.
     late_state = models.CharField(
         _("late report"), max_length=10, choices=Run.State, blank=True, default=""
@@ -288,3 +290,17 @@ class Attempt(models.Model):
     def __str__(self) -> str:
         facts = {"number": self.number, "run": self.run_id}
         return gettext("attempt %(number)s of run %(run)s") % facts
+
+
+def ended_attempt(run: Run, reason: str, at: datetime, error: str = "") -> Attempt:
+    """Return the record of the attempt that ends now while its run goes on; saves nothing."""
+    return Attempt(
+        run=run,
+        number=run.attempt,
+        node_id=run.node_id,
+        fencing_token=run.fencing_token,
+        started_at=run.started_at,
+        ended_at=at,
+        reason=reason,
+        error=error,
+    )

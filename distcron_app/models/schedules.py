@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection
 from datetime import datetime, time, timedelta
 from typing import Any
@@ -183,6 +184,16 @@ class Schedule(models.Model):
         RUN_ALL = "run_all", _("run all, the oldest first")
         SKIP = "skip", _("run none of them")
 
+    class Backoff(models.TextChoices):
+        EXPONENTIAL = "exponential", _("twice as long each time")
+        FIXED = "fixed", _("the same each time")
+        LIST = "list", _("one after the other, as listed")
+
+    class Jitter(models.TextChoices):
+        FULL = "full", _("anything from 0 to it")
+        EQUAL = "equal", _("a half of it to all of it")
+        NONE = "none", _("exactly it")
+
     key = models.SlugField(
         _("key"),
         max_length=100,
@@ -345,6 +356,43 @@ class Schedule(models.Model):
         blank=True,
         help_text=_("A run that could not start within this after its instant is skipped."),
     )
+    max_attempts = models.PositiveSmallIntegerField(
+        _("attempts at most"),
+        default=1,
+        help_text=_("How often a job that raises an error is tried. 1: no second time."),
+    )
+    backoff = models.CharField(
+        _("pause before the next"), max_length=12, choices=Backoff, default=Backoff.EXPONENTIAL
+    )
+    backoff_delays = models.CharField(
+        _("pause (seconds)"),
+        max_length=200,
+        default="10",
+        help_text=_("One number, or several where they are listed: 10, 60, 300."),
+    )
+    backoff_longest_seconds = models.PositiveIntegerField(
+        _("longest pause (seconds)"), default=3600
+    )
+    backoff_jitter = models.CharField(
+        _("the pause is"),
+        max_length=5,
+        choices=Jitter,
+        default=Jitter.FULL,
+        help_text=_("Chance keeps jobs that failed together from trying again together."),
+    )
+    retry_on = models.TextField(
+        _("errors that are tried again"),
+        blank=True,
+        help_text=_("Dotted names of exceptions, one in each line. Empty: all of them."),
+    )
+    give_up_on = models.TextField(
+        _("errors that are final"),
+        blank=True,
+        help_text=_("Dotted names of exceptions, one in each line."),
+    )
+    retry_stops_at_next = models.BooleanField(
+        _("no attempt past the next occurrence"), default=False
+    )
     lock_level = models.CharField(
         _("lock level"),
         max_length=20,
@@ -460,6 +508,19 @@ class Schedule(models.Model):
         for name in _AT_LEAST_ONE:
             if getattr(self, name) == 0:
                 problems[name] = [_("At least 1, or empty.")]
+        try:
+            delays = self.delays()
+        except ValueError:
+            message = _("Write numbers from 0 to %(most)d, such as 10 or 10, 60, 300.")
+            problems["backoff_delays"] = [message % {"most": _LONGEST_BACKOFF_SECONDS}]
+        else:
+            if len(delays) > 1 and self.backoff != self.Backoff.LIST:
+                problems["backoff_delays"] = [_("Several pauses are for the choice “as listed”.")]
+        for name in ("retry_on", "give_up_on"):
+            wrong = [each for each in getattr(self, name).split() if not _DOTTED.fullmatch(each)]
+            if wrong:
+                message = _("%(wrong)r is no dotted name, such as builtins.TimeoutError.")
+                problems[name] = [message % {"wrong": wrong[0]}]
         problem = level_problem(self.lock_level)
         if problem:
             problems["lock_level"] = [problem]
@@ -472,6 +533,13 @@ class Schedule(models.Model):
         if self.max_active is None and self.overlap == self.Overlap.ALLOW:
             return None
         return self.max_active or 1
+
+    def delays(self) -> tuple[float, ...]:
+        """Return the pauses between attempts in seconds. Raise ValueError for other text."""
+        delays = tuple(float(part) for part in self.backoff_delays.replace(",", " ").split())
+        if not delays or not all(0 <= delay <= _LONGEST_BACKOFF_SECONDS for delay in delays):
+            raise ValueError(self.backoff_delays)
+        return delays
 
     def timetable(self) -> Timetable:
         """Return what names the instants. Raise TimetableError for the field that is wrong.
@@ -594,9 +662,12 @@ class Schedule(models.Model):
             super().save(update_fields=fields | {"version", "updated_at"}, **options)
 
 
+_LONGEST_BACKOFF_SECONDS = 30 * 86_400
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 # Numbers of which 0 would mean never.
 _AT_LEAST_ONE = (
     "max_active",
+    "max_attempts",
     "misfire_grace_seconds",
     "catchup_max",
     "catchup_per_minute",
@@ -653,6 +724,14 @@ PERSON_FIELDS = (
     "catchup_max",
     "catchup_per_minute",
     "start_deadline_seconds",
+    "max_attempts",
+    "backoff",
+    "backoff_delays",
+    "backoff_longest_seconds",
+    "backoff_jitter",
+    "retry_on",
+    "give_up_on",
+    "retry_stops_at_next",
     "lock_level",
     "notes",
     "state",

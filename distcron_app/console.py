@@ -200,6 +200,12 @@ class TextConsole:
     def _on_locks_back(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         return "good", _("locks are back (level %(level)s)") % facts
 
+    def _on_retry_planned(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        self._started.pop(facts["run"], None)
+        pause = (facts["due_at"] - self._clock.now()).total_seconds()
+        text = _("tries again in %s") % _seconds(max(0.0, pause))
+        return "warning", f"{_column(facts)} {text}  {facts['error']}"
+
     def _on_draining(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         text = ngettext(
             "draining: %(running)d run left, at most %(seconds)g s; a second signal stops at once",

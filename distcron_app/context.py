@@ -19,13 +19,14 @@ from datetime import UTC, datetime
 from django.utils.translation import gettext as _
 
 from distcron_app.clock import Clock
-from distcron_app.errors import LeaseLost
+from distcron_app.errors import LeaseLost, RunStopped
 
-__all__ = ["JobContext", "current_context", "entered"]
+__all__ = ["LEASE_LOST", "JobContext", "current_context", "entered"]
 
 # A person cannot follow faster, and each report costs a message to the parent.
 PROGRESS_INTERVAL_SECONDS = 0.25
 PROGRESS_MESSAGE_LENGTH = 200
+LEASE_LOST = "lease_lost"
 
 logger = logging.getLogger("distcron.context")
 
@@ -37,12 +38,12 @@ _current: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
 class _Shared:
     """The part of a context that changes, with the lock that guards it."""
 
-    __slots__ = ("cause", "lock", "read_output", "reported", "reported_at", "stop")
+    __slots__ = ("cause", "lock", "read_output", "reason", "reported", "reported_at", "stop")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.stop = threading.Event()
-        self.cause = ""
+        self.cause = self.reason = ""
         self.reported: tuple[float, str] | None = None
         self.reported_at = -math.inf
         self.read_output: Callable[[], str] | None = None
@@ -88,20 +89,29 @@ class JobContext:
         """Say why the job should stop; empty until it should."""
         return self._shared.cause
 
-    def cancel(self, cause: str) -> None:
-        """Ask the job to stop. The first cause is kept."""
+    @property
+    def cancel_reason(self) -> str:
+        """Return the reason of a run that stops now, such as ``lease_lost``; empty until then."""
+        return self._shared.reason
+
+    def cancel(self, cause: str, *, reason: str = LEASE_LOST) -> None:
+        """Ask the job to stop. The first cause is kept, with its reason."""
         with self._shared.lock:
             if not self._shared.stop.is_set():
-                self._shared.cause = cause
+                self._shared.cause, self._shared.reason = cause, reason
                 self._shared.stop.set()
 
     def check(self) -> None:
-        """Raise LeaseLost when the job should stop; call it wherever stopping is safe."""
+        """Raise RunStopped when the job should stop; call it wherever stopping is safe.
+
+        It is a LeaseLost where the reason is that the run no longer holds its lock.
+        """
         if self.cancelled:
-            raise LeaseLost(_("Run %d") % self.run_id, self.cancel_cause)
+            kind = LeaseLost if self.cancel_reason == LEASE_LOST else RunStopped
+            raise kind(_("Run %d") % self.run_id, self.cancel_cause)
 
     def wait(self, seconds: float) -> None:
-        """Block for ``seconds``; raise LeaseLost at once when the job should stop."""
+        """Block for ``seconds``; raise RunStopped at once when the job should stop."""
         self.clock.wait(self._shared.stop, seconds)
         self.check()
 

@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import models
@@ -29,12 +29,19 @@ from distcron_app.errors import (
 from distcron_app.instants import DatabaseNow
 from distcron_app.leases import FindLevel, Grant, LeaseBook
 from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
-from distcron_app.locks import Lease, Level, new_owner_token, schedule_lock_name
+from distcron_app.locks import (
+    Lease,
+    Level,
+    new_owner_token,
+    occurrence_lock_name,
+    schedule_lock_name,
+)
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Run,
     Schedule,
     exclusions_of,
+    is_exclusive,
     timetable_of,
 )
 from distcron_app.timetable import Timetable
@@ -77,6 +84,16 @@ class _Due:
     job: str
     version: int
     lock_level: str
+    overlap: str
+    max_active: int | None
+    misfire: str
+    misfire_grace_seconds: int | None
+    catchup_window_seconds: int | None
+    catchup_max: int
+    catchup_per_minute: int | None
+    start_deadline_seconds: int | None
+    max_runs: int | None
+    runs_planned: int
     ends_at: datetime | None
     calendar_id: int | None
     calendar_revision: UUID | None
@@ -91,6 +108,17 @@ class _Due:
     @property
     def late_seconds(self) -> float:
         return (self.now - self.next_run_at).total_seconds()
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Return True where one run at most is active, so that one lock guards the schedule."""
+        return is_exclusive(self.overlap, self.max_active)
+
+    @property
+    def lock_name(self) -> str:
+        if self.is_exclusive:
+            return schedule_lock_name(self.pk)
+        return occurrence_lock_name(self.pk, self.next_run_at)
 
     @property
     def calendar(self) -> tuple[int, UUID] | None:
@@ -108,12 +136,60 @@ class _Due:
             return None
         return exclusions_of(*self.calendar)
 
+    @property
+    def catchup_window(self) -> timedelta | None:
+        if self.catchup_window_seconds is None:
+            return None
+        return timedelta(seconds=self.catchup_window_seconds)
+
+    def has_expired(self, instant: datetime) -> bool:
+        """Return True where the schedule's deadline to start ``instant`` has passed."""
+        if self.start_deadline_seconds is None:
+            return False
+        return self.now > self.spread(instant) + timedelta(seconds=self.start_deadline_seconds)
+
+    def paced(self, instants: Sequence[datetime]) -> tuple[tuple[datetime, datetime], ...]:
+        """Return each late instant with when it may start, after the one that starts now."""
+        if not self.catchup_per_minute:
+            return tuple((instant, self.now) for instant in instants)
+        pause = timedelta(minutes=1) / self.catchup_per_minute
+        return tuple(
+            (instant, self.now + pause * place) for place, instant in enumerate(instants, 1)
+        )
+
     def spread(self, instant: datetime) -> datetime:
         return spread_instant(
             self.spread_by, self.spread_seconds, self.spread_key or str(self.pk), instant
         )
 
 
+class _Queued(NamedTuple):
+    """A queued run as it was read."""
+
+    pk: int
+    schedule_id: int
+    due_at: datetime
+    now: datetime
+    lock_level: str
+    overlap: str
+    max_active: int | None
+
+    @property
+    def lock_name(self) -> str:
+        if is_exclusive(self.overlap, self.max_active):
+            return schedule_lock_name(self.schedule_id)
+        return occurrence_lock_name(self.schedule_id, self.due_at)
+
+
+_QUEUED_COLUMNS = (
+    "pk",
+    "schedule_id",
+    "due_at",
+    "now",
+    "schedule__lock_level",
+    "schedule__overlap",
+    "schedule__max_active",
+)
 _OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name != "columns")
 _SPLIT = len(_OWN)
 _COLUMNS = (*_OWN, *TIMETABLE_FIELDS)
@@ -186,34 +262,36 @@ class Dispatcher:
         two attempts of one run.
         """
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
-        found = list(
+        rows = (
             Run.objects.queued_due(within_seconds=self._config.poll_seconds)
+            .startable()
             .exclude(schedule__lock_level__in=self._waiting_levels())
             .annotate(now=DatabaseNow())
-            .values_list("pk", "schedule_id", "due_at", "now", "schedule__lock_level")[:limit]
+            .values_list(*_QUEUED_COLUMNS)[:limit]
         )
+        found = [_Queued(*row) for row in rows]
         self.queued_wait_seconds = self._config.poll_seconds
-        rows = [row for row in found if row[2] <= row[3] and row[0] not in still_here]
+        due = [row for row in found if row.due_at <= row.now and row.pk not in still_here]
         if found:
-            self._database_time = found[0][3]
-        ahead = next((row for row in found if row[2] > row[3]), None)
+            self._database_time = found[0].now
+        ahead = next((row for row in found if row.due_at > row.now), None)
         if ahead is not None:
-            self.queued_wait_seconds = (ahead[2] - ahead[3]).total_seconds()
+            self.queued_wait_seconds = (ahead.due_at - ahead.now).total_seconds()
         # One run of a schedule at a time, the oldest first; what waits behind it waits.
-        oldest = {row[1]: row for row in reversed(rows)}
+        oldest = {row.schedule_id: row for row in reversed(due)}
         here = self._leases.schedules()
         chosen = [row for pk, row in oldest.items() if pk not in here]
         chosen = chosen[:capacity]
         if not chosen:
             return Claimed()
-        wanted = {pk: self._grant(schedule_id, level) for pk, schedule_id, _, _, level in chosen}
+        wanted = {row.pk: self._grant(row) for row in chosen}
         granted = self._acquire(grant for grant in wanted.values() if grant is not None)
         mine: dict[int, Grant] = {}
-        for pk, _, due_at, now, _ in chosen:
-            grant = wanted[pk]
-            late_seconds = (now - due_at).total_seconds()
+        for row in chosen:
+            grant = wanted[row.pk]
+            late_seconds = (row.now - row.due_at).total_seconds()
             if grant is not None and self._may_claim(grant, granted, late_seconds):
-                mine[pk] = granted.get(grant.owner_token, grant)
+                mine[row.pk] = granted.get(grant.owner_token, grant)
         self._remember(mine.values())
         claimed = lifecycle.claim_queued(
             {pk: grant.owner_token for pk, grant in mine.items()}, node_id
@@ -291,7 +369,7 @@ class Dispatcher:
             registry.get(row.job)
         except UnknownJob:
             # During a rolling deploy another node may know it; after the grace nobody does.
-            if row.late_seconds <= self._config.misfire_grace_seconds:
+            if row.late_seconds <= self._grace_seconds(row):
                 return None
             raise
         self._find_level(row.lock_level)
@@ -303,21 +381,41 @@ class Dispatcher:
             allowed,
             due_from=row.next_run_at,
             now=row.now,
-            misfire_grace=timedelta(seconds=self._config.misfire_grace_seconds),
+            misfire_grace=timedelta(seconds=self._grace_seconds(row)),
+            misfire=row.misfire,
+            catchup_window=row.catchup_window,
+            catchup_max=row.catchup_max,
             ends_at=row.ends_at,
+            max_runs=row.max_runs,
+            runs_so_far=row.runs_planned,
         )
+        after = _after(row, plan)
+        expired = [each for each in (plan.run, *plan.then) if each and row.has_expired(each)]
+        if expired:
+            plan = dataclasses.replace(
+                plan,
+                run=None if plan.run in expired else plan.run,
+                then=tuple(each for each in plan.then if each not in expired),
+            )
         spans = ((plan.misfired, Run.Reason.MISFIRE), (plan.coalesced, Run.Reason.COALESCED))
         return Decision(
             schedule_id=row.pk,
             version=row.version,
             seen_next_run_at=row.next_run_at,
             # Of the timetable itself: excluded instants get their turn, and their row.
-            next_run_at=plan.next if exclusions is None else _after(row, plan),
+            next_run_at=plan.next if exclusions is None else after,
             owner_token=new_owner_token(),
             run_at=plan.run,
             due_at=None if plan.run is None else row.spread(plan.run),
-            skips=tuple(_skip(span, reason) for span, reason in spans if span is not None),
+            queue=row.paced(plan.then),
+            skips=(
+                *(_skip(span, reason) for span, reason in spans if span is not None),
+                *(Skip(scheduled_at=each, reason=Run.Reason.EXPIRED) for each in expired),
+            ),
         )
+
+    def _grace_seconds(self, row: _Due) -> float:
+        return row.misfire_grace_seconds or self._config.misfire_grace_seconds
 
     def _claim(
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
@@ -326,8 +424,9 @@ class Dispatcher:
         wanted = {
             decision.owner_token: Grant(
                 level=self._find_level(rows[decision.schedule_id].lock_level),
-                name=schedule_lock_name(decision.schedule_id),
+                name=rows[decision.schedule_id].lock_name,
                 owner_token=decision.owner_token,
+                is_exclusive=rows[decision.schedule_id].is_exclusive,
             )
             for decision in decisions
         }
@@ -357,15 +456,18 @@ class Dispatcher:
     def _stuck_after_seconds(self) -> float:
         return self._config.lock_ttl_seconds + BACKSTOP_SECONDS
 
-    def _grant(self, schedule_id: int, level: str) -> Grant | None:
+    def _grant(self, row: _Queued) -> Grant | None:
         """Return what to ask for; None where the level cannot be used and nothing may start."""
         try:
-            found = self._find_level(level)
+            level = self._find_level(row.lock_level)
         except ConfigurationError as error:
-            self.away[level] = error.problem
+            self.away[row.lock_level] = error.problem
             return None
         return Grant(
-            level=found, name=schedule_lock_name(schedule_id), owner_token=new_owner_token()
+            level=level,
+            name=row.lock_name,
+            owner_token=new_owner_token(),
+            is_exclusive=is_exclusive(row.overlap, row.max_active),
         )
 
     def _acquire(self, wanted: Iterable[Grant]) -> dict[str, Grant]:
@@ -462,7 +564,7 @@ def _allowed(row: _Due, exclusions: Exclusions | None) -> Timetable:
 
 def _after(row: _Due, plan: timetable.Plan) -> datetime | None:
     spans = [span.last for span in (plan.coalesced, plan.misfired) if span is not None]
-    decided = max([row.next_run_at, *spans, *([plan.run] if plan.run else [])])
+    decided = max([row.next_run_at, *spans, *plan.then, *([plan.run] if plan.run else [])])
     return timetable.first_after(row.timetable, decided, ends_at=row.ends_at)
 
 

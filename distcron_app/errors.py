@@ -10,7 +10,10 @@ DistcronError
 ├── LockError
 │   ├── LockNotAcquired     somebody else holds the lock: a normal outcome
 │   ├── LockUnavailable     the lock backend did not answer, or refused: an alarm
-│   └── LeaseLost           the lock ended before its holder did
+│   └── LeaseLost           the lock ended before its holder did (also a RunStopped)
+├── RetryLater              raised by a job: try again after so long
+├── GiveUp                  raised by a job: it failed, and another attempt is useless
+├── RunStopped              the run was told to stop, by a person or as its node stops
 ├── StaleVersion            somebody else saved the row first
 └── ScheduleBusy            a run is active and the overlap policy refuses another
 """
@@ -18,24 +21,32 @@ DistcronError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 __all__ = [
     "ConfigurationError",
     "DistcronError",
     "DuplicateJob",
+    "GiveUp",
     "InvalidArguments",
     "JobError",
     "LeaseLost",
     "LockError",
     "LockNotAcquired",
     "LockUnavailable",
+    "RetryLater",
+    "RunStopped",
     "ScheduleBusy",
     "StaleVersion",
     "TimetableError",
     "UnknownJob",
 ]
+
+
+_LONGEST_DELAY_SECONDS = 30 * 86_400
 
 
 class DistcronError(Exception):
@@ -148,17 +159,40 @@ class LockNotAcquired(LockError):
         self.age_ms = age_ms
 
 
-class LeaseLost(LockError):
-    """The lease ended before its holder did; the holder's later writes may be refused.
+class RunStopped(DistcronError):
+    """Whatever ``label`` names (such as "Run 12") was told to stop, for ``cause``."""
 
-    ``label`` says what held it, such as "Run 12".
-    """
+    text = gettext_lazy("%(label)s: told to stop, %(cause)s.")
 
     def __init__(self, label: str, cause: str) -> None:
-        text = _("%(label)s: lease lost, %(cause)s. Stop as soon as it is safe.")
-        super().__init__(text % {"label": label, "cause": cause})
+        super().__init__(self.text % {"label": label, "cause": cause})
         self.label = label
         self.cause = cause
+
+
+class LeaseLost(RunStopped, LockError):
+    """The lease ended before its holder did; the holder's later writes may be refused."""
+
+    text = gettext_lazy("%(label)s: lease lost, %(cause)s. Stop as soon as it is safe.")
+
+
+class RetryLater(DistcronError):
+    """Raised by a job that wants another attempt after ``delay``, seconds or a timedelta.
+
+    It uses up one of the schedule's attempts; with none left the run has failed.
+    """
+
+    def __init__(self, delay: float | timedelta, message: str = "") -> None:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+        if not 0 <= seconds <= _LONGEST_DELAY_SECONDS:
+            text = _("RetryLater: got %(delay)r, allowed 0 s to 30 days.")
+            raise ValueError(text % {"delay": delay})
+        super().__init__(message or _("again in %g s") % seconds)
+        self.delay_seconds = seconds
+
+
+class GiveUp(DistcronError):
+    """Raised by a job that failed for good: no further attempt, whatever the policy says."""
 
 
 class StaleVersion(DistcronError):

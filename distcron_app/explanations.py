@@ -13,6 +13,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from distcron_app.models import Attempt, Node, Run, Schedule
 from distcron_app.wording import Mark, marks
@@ -160,11 +161,7 @@ def inert(text: str) -> str:
 def _skipped(run: Run) -> Explanation:
     details = run.details if isinstance(run.details, dict) else {}
     if run.reason == Run.Reason.OVERLAP:
-        return Explanation(
-            why=_("It did not run: the previous run was still active."),
-            advice=_("If this repeats, the job takes longer than its timetable allows."),
-            blocked_by=_whole(details.get("blocked_by")),
-        )
+        return _overlapped(details)
     stretch = _stretch(details)
     if run.reason == Run.Reason.COALESCED:
         return Explanation(
@@ -177,6 +174,11 @@ def _skipped(run: Run) -> Explanation:
             advice=_("Usually no scheduler was running at that time. The nodes page shows them."),
             stretch=stretch,
         )
+    if run.reason == Run.Reason.EXPIRED:
+        return Explanation(
+            why=_("It did not run: it could not start within the time its schedule allows."),
+            advice=_("All slots were taken, or an earlier run took too long."),
+        )
     if run.reason == Run.Reason.CALENDAR:
         return _excluded(details, stretch)
     if run.reason == Run.Reason.PAUSED:
@@ -186,6 +188,23 @@ def _skipped(run: Run) -> Explanation:
             stretch=stretch,
         )
     return Explanation(why=_("It did not run: %s.") % run.get_reason_display(), stretch=stretch)
+
+
+def _overlapped(details: dict[str, Any]) -> Explanation:
+    advice = _("If this repeats, the job takes longer than its timetable allows.")
+    blocked_by = _whole(details.get("blocked_by"))
+    waiting = _whole(details.get("waiting"))
+    if details.get("replaced"):
+        why = _("It did not run: while it waited, a newer occurrence took its place.")
+    elif waiting:
+        why = ngettext(
+            "It did not run: the previous run was still active, and %d run waited already.",
+            "It did not run: the previous run was still active, and %d runs waited already.",
+            waiting,
+        ) % (waiting)
+    else:
+        why = _("It did not run: the previous run was still active.")
+    return Explanation(why=why, advice=advice, blocked_by=blocked_by)
 
 
 def _excluded(details: dict[str, Any], stretch: Stretch | None) -> Explanation:
@@ -251,6 +270,19 @@ def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
                 "Its node died in the middle. Its delivery is “at least once”, so it waits to "
                 "run again."
             )
+        )
+    if run.reason == Run.Reason.RETRY:
+        return Explanation(
+            why=_("Attempt %(number)d failed: %(error)s It waits for its next attempt.")
+            % {"number": run.attempt, "error": inert(run.error)}
+        )
+    if run.reason == Run.Reason.CATCH_UP:
+        return Explanation(why=_("It is late, and waits for its turn among those that are."))
+    if run.reason == Run.Reason.OVERLAP:
+        details = run.details if isinstance(run.details, dict) else {}
+        return Explanation(
+            why=_("It waits until an earlier run of its schedule has ended."),
+            blocked_by=_whole(details.get("blocked_by")),
         )
     return Explanation(why=_("It waits for a node with a free slot."))
 

@@ -67,9 +67,45 @@ TIMING_FIELDS = (
     "fold",
 )
 # Left empty, these take the model's default; left out, they keep what is stored.
-_DEFAULTED = ("calendar_unit", "calendar_action", "spread_seconds", "spread_by", "gap", "fold")
+_DEFAULTED = (
+    "calendar_unit",
+    "calendar_action",
+    "spread_seconds",
+    "spread_by",
+    "gap",
+    "fold",
+    "overlap",
+    "max_queued",
+    "misfire",
+    "catchup_max",
+    "max_attempts",
+    "backoff",
+    "backoff_delays",
+    "backoff_longest_seconds",
+    "backoff_jitter",
+)
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
+# What the schedule does when things do not go as planned.
+POLICY_FIELDS = (
+    "overlap",
+    "max_active",
+    "max_queued",
+    "misfire",
+    "misfire_grace_seconds",
+    "catchup_window_seconds",
+    "catchup_max",
+    "catchup_per_minute",
+    "start_deadline_seconds",
+    "max_attempts",
+    "backoff",
+    "backoff_delays",
+    "backoff_longest_seconds",
+    "backoff_jitter",
+    "retry_on",
+    "give_up_on",
+    "retry_stops_at_next",
+)
 _LEVEL_LABELS = {
     "standard": gettext_lazy("standard: goes on without its lock, since the database decides"),
     "quorum": gettext_lazy("quorum: most of the Redis instances, else it waits"),
@@ -152,7 +188,7 @@ class TimingForm(_ModelForm):
 
     def _prepare(self) -> None:
         self._show_instants()
-        for name in _DEFAULTED:
+        for name in self.fields.keys() & set(_DEFAULTED):
             self.fields[name].required = False
         help_text = _("All times of this schedule are in this zone. The project's is %s.")
         self.fields["timezone"].help_text = help_text % settings.TIME_ZONE
@@ -217,11 +253,14 @@ class ScheduleForm(TimingForm):
             "arguments",
             *TIMING_FIELDS,
             "delivery",
+            *POLICY_FIELDS,
             "lock_level",
             "notes",
         ]
         widgets = TimingForm.Meta.widgets | {
             "notes": forms.Textarea(attrs={"rows": 3, "cols": 60}),
+            "retry_on": forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"}),
+            "give_up_on": forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"}),
         }
 
     class Media:

@@ -28,13 +28,15 @@ class Grant:
     """A lock that is wanted or was won: where, under which name and owner token.
 
     ``lease`` is None where the database alone decided, because the backend of a gate
-    was away or the lock was stuck.
+    was away or the lock was stuck. It is exclusive where it guards a whole schedule, and
+    not where it is one occurrence's, whose runs may be side by side.
     """
 
     level: Level
     name: str
     owner_token: str
     lease: Lease | None = None
+    is_exclusive: bool = True
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,9 +68,13 @@ class LeaseBook:
             self._holdings[run_id] = _Holding(schedule_id, grant, since)
 
     def schedules(self) -> dict[int, datetime]:
-        """Return the schedules of this node's runs, with when the newest was claimed."""
+        """Return the schedules that this node's runs keep, with when the newest was claimed."""
         with self._lock:
-            return {held.schedule_id: held.since for held in self._holdings.values()}
+            return {
+                held.schedule_id: held.since
+                for held in self._holdings.values()
+                if held.grant.is_exclusive
+            }
 
     def let_go(self, run_ids: Iterable[int]) -> None:
         """Release the leases of runs that ended, by one call for each level.

@@ -71,6 +71,7 @@ class Sweeper:
         recovered = lifecycle.recover()
         strays = lifecycle.settle_strays(node_id, known_runs, _STRAY_AFTER)
         lifecycle.cancel_without_schedule()
+        lifecycle.expire()
         if self._count % _FORGET_EVERY == 0:
             nodes.forget()
         for dead_id in dead:

@@ -29,7 +29,7 @@ from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
 from distcron_app.context import JobContext, entered
-from distcron_app.errors import InvalidArguments, LeaseLost, UnknownJob
+from distcron_app.errors import InvalidArguments, RetryLater, RunStopped, UnknownJob
 
 __all__ = ["Assignment", "Outcome", "execute"]
 
@@ -96,7 +96,7 @@ class Outcome:
     """How an attempt ended. All text is masked, storable and bounded.
 
     ``reason`` is empty for a success, else error, exit_code, job_not_found or
-    invalid_arguments; lease_lost for a job that stopped when its context told it to.
+    invalid_arguments; for a job that stopped when its context told it to, its reason.
     ``result`` is JSON; another value is kept as ``{"repr": "..."}``. ``error`` is one
     line of at most 500 characters.
     """
@@ -109,6 +109,9 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     output: str = ""
+    # Dotted names of the error's class and its bases, and what RetryLater asked for.
+    exceptions: tuple[str, ...] = ()
+    retry_seconds: float | None = None
 
     def to_wire(self) -> list[Any]:
         """Return a JSON-able list that ``from_wire`` reads."""
@@ -117,7 +120,8 @@ class Outcome:
     @classmethod
     def from_wire(cls, wire: list[Any]) -> Outcome:
         """Return the outcome that ``to_wire`` wrote."""
-        return cls(**dict(zip((f.name for f in dataclasses.fields(cls)), wire, strict=True)))
+        values = dict(zip((f.name for f in dataclasses.fields(cls)), wire, strict=True))
+        return cls(**{**values, "exceptions": tuple(values["exceptions"])})
 
 
 def execute(assignment: Assignment, *, context: JobContext, output_limit_bytes: int) -> Outcome:
@@ -177,11 +181,11 @@ def _call(
         return _failure("exit_code", error, assignment, with_traceback=True)
     except subprocess.CalledProcessError as error:
         return _failure("exit_code", error, assignment, with_traceback=True)
-    except LeaseLost as error:
+    except RunStopped as error:
         if not context.cancelled:
             # Of a lock that the job took by itself.
             return _failure("error", error, assignment, with_traceback=True)
-        return _failure("lease_lost", error, assignment) | {"state": "cancelled"}
+        return _failure(context.cancel_reason, error, assignment) | {"state": "cancelled"}
     except BaseException as error:  # noqa: BLE001 - whatever a job raises ends this run only
         return _failure("error", error, assignment, with_traceback=True)
     return {"state": "succeeded", "result": _storable(result, assignment.arguments)}
@@ -204,7 +208,15 @@ def _failure(
         "reason": reason,
         "error": _error_line(error, arguments),
         "traceback": _traceback_text(error, arguments) if with_traceback else "",
+        "exceptions": _names_of(error) if with_traceback else (),
+        "retry_seconds": error.delay_seconds if isinstance(error, RetryLater) else None,
     }
+
+
+def _names_of(error: BaseException) -> tuple[str, ...]:
+    """Return the dotted names of the error's class and its bases, the nearest first."""
+    bases = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in bases)[:20]
 
 
 def _error_line(error: BaseException, arguments: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from distcron_app.errors import ConfigurationError
 from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool, Progressed
 from distcron_app.keeper import Keeper
 from distcron_app.leases import FindLevel, LeaseBook
-from distcron_app.lifecycle import ClaimedRun, Finished, SkippedRun
+from distcron_app.lifecycle import ClaimedRun, Failure, Finished, SkippedRun
 from distcron_app.maintenance import Sweeper, Swept
 from distcron_app.models import Run
 from distcron_app.runner import Assignment, Outcome
@@ -108,7 +108,7 @@ class Scheduler:
         self._database_cause = ""
         self._failures = 0
         self._away: dict[str, str] = {}
-        # Runs that were told that they lost their lease, and what is not yet noted of it.
+        # Runs that were told to stop, and lost leases that are not yet noted on their run.
         self._told: set[int] = set()
         self._unnoted: dict[int, str] = {}
 
@@ -303,19 +303,21 @@ class Scheduler:
                 fencing_token=run.fencing_token,
                 owner_token=run.owner_token,
                 state=outcome.state,
-                reason=self._reason(outcome),
+                reason=outcome.reason,
                 finished_at=self._keeper.database_time(),
                 result=outcome.result,
                 error=outcome.error,
                 output=outcome.output,
                 traceback=outcome.traceback,
+                failure=self._failure(run, outcome),
             )
         )
 
-    def _reason(self, outcome: Outcome) -> str:
-        """Return why it ended; a job that the end of the drain stopped has lost no lease."""
-        stopping = outcome.state == "cancelled" and self._draining_until is not None
-        return Run.Reason.SHUTDOWN if stopping else outcome.reason
+    def _failure(self, run: ClaimedRun, outcome: Outcome) -> Failure | None:
+        """Return what decides about another attempt; None where there can be none."""
+        if outcome.state != "failed" or not outcome.exceptions or run.attempts_left < 1:
+            return None
+        return Failure(exceptions=outcome.exceptions, retry_seconds=outcome.retry_seconds)
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
@@ -350,7 +352,8 @@ class Scheduler:
     def _may_repeat(self, report: Finished) -> bool:
         """Return True for a job that stopped half-way although it is to run at least once."""
         delivery = self._owned[report.run_id].delivery
-        return report.state == Run.State.CANCELLED and delivery == "at_least_once"
+        is_half_done = report.state == Run.State.CANCELLED and report.reason != Run.Reason.CANCELLED
+        return is_half_done and delivery == "at_least_once"
 
     def _repeat(self, reports: list[Finished]) -> None:
         """Queue the runs again; where that is used up, the report is what is left to say."""
@@ -366,6 +369,15 @@ class Scheduler:
 
     def _tell_finished(self, report: Finished, result: lifecycle.FinishResult) -> None:
         run = self._owned[report.run_id]
+        if report.run_id in result.retried:
+            self._report(
+                "retry_planned",
+                run=report.run_id,
+                schedule=run.schedule_key,
+                error=report.error,
+                due_at=result.retried[report.run_id],
+            )
+            return
         rejected = report.run_id in result.rejected
         late = report.run_id in result.late
         self._report(
@@ -427,7 +439,7 @@ class Scheduler:
                 self._ready.appendleft(before)
 
     def _sweep(self) -> None:
-        self._drop_superseded()
+        self._obey_stops()
         swept: Swept = self._sweeper.sweep(
             self._keeper.node_id, set(self._owned), self._keeper.database_up_seconds
         )
@@ -451,17 +463,24 @@ class Scheduler:
             self._unnoted = {}
 
     def _tell_lost(self, causes: dict[int, str]) -> None:
-        self._pool.cancel(causes)
+        self._pool.cancel(causes, reason=Run.Reason.LEASE_LOST)
         self._told |= causes.keys()
         for run_id, cause in causes.items():
             self._report("lease_lost", run=run_id, cause=cause)
 
-    def _drop_superseded(self) -> None:
-        """Tell jobs that their run was taken from this node, and let go of the locks.
+    def _obey_stops(self) -> None:
+        """Tell jobs to stop that were asked to, or whose run was taken from this node.
 
-        Else the keeper would take a lock again that a person has just released.
+        The locks of those are let go, or the keeper would take a lock again that a person
+        has just released.
         """
-        gone = lifecycle.superseded(list(self._owned.values()))
+        stops = lifecycle.stops(list(self._owned.values()))
+        asked = {run_id: cause for run_id, cause in stops.asked.items() if run_id not in self._told}
+        self._pool.cancel(asked, reason=Run.Reason.CANCELLED)
+        self._told |= asked.keys()
+        for run_id, cause in asked.items():
+            self._report("stop_asked", run=run_id, cause=cause)
+        gone = stops.gone
         cause = "the run was taken from this node"
         self._tell_lost({run_id: cause for run_id in gone - self._told})
         self._leases.let_go(gone)
@@ -572,7 +591,8 @@ class Scheduler:
 
     def _cut_short(self) -> int:
         """Tell the jobs to stop, wait a moment, kill the rest and say what became of them."""
-        self._pool.cancel({run_id: "the node is stopping" for run_id in self._owned})
+        causes = {run_id: "the node is stopping" for run_id in self._owned}
+        self._pool.cancel(causes, reason=Run.Reason.SHUTDOWN)
         deadline = self._clock.monotonic() + CANCEL_GRACE_SECONDS
         while self._pool.in_flight and self._clock.monotonic() < deadline:
             for news in self._pool.poll(FLUSH_SECONDS):

@@ -56,6 +56,13 @@ _MORE = (
     ("spread_seconds", "spread_by"),
     "spread_key",
     ("gap", "fold"),
+    ("overlap", "max_active", "max_queued"),
+    ("misfire", "misfire_grace_seconds", "catchup_window_seconds"),
+    ("catchup_max", "catchup_per_minute"),
+    "start_deadline_seconds",
+    ("max_attempts", "backoff", "backoff_delays"),
+    ("backoff_longest_seconds", "backoff_jitter", "retry_stops_at_next"),
+    ("retry_on", "give_up_on"),
     ("delivery", "lock_level"),
     "notes",
 )

@@ -125,10 +125,10 @@ class ProcessPool:
         for number, wires in batches.items():
             self._send(self._links[number], ["run", wires])
 
-    def cancel(self, causes: Mapping[int, str]) -> None:
+    def cancel(self, causes: Mapping[int, str], *, reason: str) -> None:
         """Set the cancelled flag of running jobs; the jobs decide when to look at it."""
         for link in self._links:
-            mine = [[run_id, causes[run_id]] for run_id in link.run_ids & causes.keys()]
+            mine = [[run_id, causes[run_id], reason] for run_id in link.run_ids & causes.keys()]
             if mine:
                 self._send(link, ["cancel", mine])
 

@@ -47,10 +47,10 @@ class Worker:
             for wire in payload:
                 self._work.put(self._prepared(Assignment.from_wire(wire)))
         elif verb == "cancel":
-            for run_id, cause in payload:
+            for run_id, cause, reason in payload:
                 context = self._contexts.get(run_id)
                 if context is not None:
-                    context.cancel(cause)
+                    context.cancel(cause, reason=reason)
 
     def _prepared(self, assignment: Assignment) -> Assignment:
         # The context exists before a thread is free, so that a cancel cannot miss it.

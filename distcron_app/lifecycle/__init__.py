@@ -21,6 +21,7 @@ Two guards make one claim per occurrence, and either would do: the schedule's
 second after an edit moves ``next_run_at`` back.
 """
 
+from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_manual, read_back
 from distcron_app.lifecycle.outcome import (
     FinishResult,
@@ -33,19 +34,20 @@ from distcron_app.lifecycle.recovery import (
     Recovered,
     Released,
     cancel_without_schedule,
+    expire,
     give_back,
     recover,
     recover_owned,
     release,
     runs_again,
     settle_strays,
-    superseded,
 )
 from distcron_app.lifecycle.values import (
     TRANSITIONS,
     Claimed,
     ClaimedRun,
     Decision,
+    Failure,
     Finished,
     Skip,
     SkippedRun,
@@ -53,18 +55,22 @@ from distcron_app.lifecycle.values import (
 
 __all__ = [
     "TRANSITIONS",
+    "CancelResult",
     "Claimed",
     "ClaimedRun",
     "Decision",
+    "Failure",
     "FinishResult",
     "Finished",
     "Recovered",
     "Released",
     "Skip",
     "SkippedRun",
+    "Stops",
     "cancel_without_schedule",
     "claim",
     "claim_queued",
+    "expire",
     "finish",
     "give_back",
     "note_lease_lost",
@@ -74,8 +80,9 @@ __all__ = [
     "recover_owned",
     "release",
     "report_progress",
+    "request_cancel",
     "runs_again",
     "settle_strays",
     "start",
-    "superseded",
+    "stops",
 ]

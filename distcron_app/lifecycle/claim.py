@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connection, models, transaction
+from django.db import connection, transaction
 from django.utils.translation import gettext as _
 
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.overlap import Fate, OpenRuns, fate, open_runs
 from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
 from distcron_app.models import Node, Run, Schedule
 
 __all__ = ["claim", "claim_queued", "queue_manual", "read_back"]
 
+# Told to the active run that a newer occurrence replaces.
+REPLACE_CAUSE = "a newer occurrence replaces it"
 # Rows per INSERT on the portable path; SQLite limits the variables of one statement.
 _PORTABLE_CHUNK = 200
 
@@ -57,7 +60,7 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         schedules = _lock_schedules({row.schedule_id for row in rows.values()}, node_id)
         if not schedules:
             return Claimed()
-        active = _active_runs(schedules)
+        opened = open_runs(schedules)
         locked = (
             Run.objects.select_for_update(skip_locked=_can_skip_locked())
             .filter(pk__in=rows, state="queued", schedule__in=schedules, due_at__lte=DatabaseNow())
@@ -65,24 +68,39 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         )
         now = database_now()
         won: list[Run] = []
-        skipped: list[Run] = []
+        decided: list[Run] = []
         for run in locked:
             schedule = schedules[run.schedule_id or 0]
-            blocked_by = active.get(schedule.pk, run.pk)
+            beside = opened.get(schedule.pk, OpenRuns())
+            fated = fate(schedule, beside, own=1 if run.attempt else 0)
             if run.is_held_back and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
-                skipped.append(run)
-            elif blocked_by == run.pk:
-                active[schedule.pk] = run.pk
+                decided.append(run)
+            elif fated == "start":
                 won.append(run)
+                opened[schedule.pk] = _with_one_more(beside, run)
+            elif run.is_held_back and fated == "queue":
+                run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
+                decided.append(run)
+                if schedule.overlap == Schedule.Overlap.REPLACE:
+                    _replace({schedule.pk: beside})
             elif run.is_held_back:
-                _skip(run, Run.Reason.OVERLAP, {"blocked_by": blocked_by}, now)
-                skipped.append(run)
-        Run.objects.bulk_update(skipped, ["state", "reason", "details", "finished_at"])
+                _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
+                decided.append(run)
+        Run.objects.bulk_update(decided, ["state", "reason", "details", "finished_at"])
+        skipped = [run for run in decided if run.state == Run.State.SKIPPED]
         return Claimed(
             runs=tuple(_write_queued_claims(won, schedules, owner_tokens, node_id)),
             skipped=tuple(_skipped(run, schedules[run.schedule_id or 0]) for run in skipped),
         )
+
+
+def _with_one_more(beside: OpenRuns, run: Run) -> OpenRuns:
+    return OpenRuns(
+        active=beside.active + (0 if run.attempt else 1),
+        blocked_by=beside.blocked_by or run.pk,
+        waiting=beside.waiting,
+    )
 
 
 def queue_manual(schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | None = None) -> Run:
@@ -133,6 +151,7 @@ def _owned(run: Run) -> ClaimedRun:
         state=run.state,
         attempt=run.attempt,
         recoveries=run.recoveries,
+        max_attempts=run.schedule.max_attempts if run.schedule else 1,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
     )
@@ -153,27 +172,56 @@ FOR UPDATE OF s SKIP LOCKED
 # A statement of its own, after the locks: its snapshot sees every run committed by
 # whoever held those rows before, so an active run cannot be overlooked.
 _CLAIM_SQL = """
-WITH active AS (
-  SELECT r.schedule_id, min(r.id) AS run_id
+WITH opened AS (
+  SELECT r.schedule_id,
+         count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
+         min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS blocked_by,
+         count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap')
+           AS waiting
   FROM distcron_run r
   WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
-    AND (r.state <> 'queued' OR r.attempt > 0)
   GROUP BY r.schedule_id
+), fates AS (
+  -- As overlap.fate().
+  SELECT s.id, o.blocked_by, coalesce(o.waiting, 0) AS waiting, coalesce(o.active, 0) AS active,
+         CASE WHEN s.max_active IS NULL AND s.overlap = 'allow' THEN 'start'
+              WHEN coalesce(o.active, 0) < coalesce(s.max_active, 1) THEN 'start'
+              WHEN s.overlap = 'replace' THEN 'queue'
+              WHEN s.overlap = 'queue_one' AND coalesce(o.waiting, 0) < 1 THEN 'queue'
+              WHEN s.overlap = 'queue_all' AND coalesce(o.waiting, 0) < s.max_queued THEN 'queue'
+              ELSE 'skip' END AS fate
+  FROM distcron_schedule s LEFT JOIN opened o ON o.schedule_id = s.id
+  WHERE s.id = ANY(%(ids)s)
 ), p AS (
   SELECT p.id, s.runs_planned + p.counts AS runs_planned,
          CASE WHEN s.runs_planned + p.counts >= s.max_runs THEN NULL
-              ELSE p.next_run_at END AS next_run_at
+              ELSE p.next_run_at END AS next_run_at,
+         p.runs AND NOT p.spread AND s.overlap = 'replace' AND p.fate = 'queue' AS replaces
   FROM (
-    SELECT p.id, p.next_run_at,
+    SELECT p.id, p.next_run_at, p.runs, p.spread, f.fate,
            -- Nothing is decided where this is false.
-           a.run_id IS NOT NULL OR NOT p.only_beside AS decided,
-           CASE WHEN p.runs AND (p.spread OR a.run_id IS NULL) THEN 1 ELSE 0 END AS counts
+           f.active > 0 OR NOT p.only_beside AS decided,
+           p.queued + CASE WHEN p.runs AND (p.spread OR f.fate <> 'skip') THEN 1 ELSE 0 END
+             AS counts
     FROM unnest(%(ids)s::bigint[], %(nexts)s::timestamptz[], %(runs)s::bool[],
-                %(spread)s::bool[], %(only_beside)s::bool[])
-         AS p(id, next_run_at, runs, spread, only_beside)
-    LEFT JOIN active a ON a.schedule_id = p.id
+                %(queued)s::int[], %(spread)s::bool[], %(only_beside)s::bool[])
+         AS p(id, next_run_at, runs, queued, spread, only_beside)
+    JOIN fates f ON f.id = p.id
   ) p JOIN distcron_schedule s ON s.id = p.id
   WHERE p.decided
+), replaced AS (
+  UPDATE distcron_run r
+  SET state = 'skipped', finished_at = statement_timestamp(),
+      details = jsonb_build_object('blocked_by', f.blocked_by, 'replaced', true)
+  FROM p JOIN fates f ON f.id = p.id
+  WHERE p.replaces AND r.schedule_id = p.id
+    AND r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
+), asked AS (
+  UPDATE distcron_run r
+  SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
+  FROM p
+  WHERE p.replaces AND r.schedule_id = p.id
+    AND r.state IN ('claimed', 'running') AND r.cancel_requested_at IS NULL
 ), moved AS (
   UPDATE distcron_schedule s
   SET next_run_at = p.next_run_at,
@@ -182,43 +230,52 @@ WITH active AS (
       state = CASE WHEN p.next_run_at IS NULL THEN 'exhausted' ELSE s.state END,
       state_reason = CASE WHEN p.next_run_at IS NULL THEN %(exhausted)s ELSE s.state_reason END
   FROM p WHERE s.id = p.id
-  RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token
+  RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token,
+            s.max_attempts
 ), wanted AS (
-  SELECT w.*, m.*, a.run_id AS blocked_by,
-         CASE WHEN w.reason <> '' THEN 'skipped'
+  SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
+         w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
+         CASE WHEN w.reason = 'catch_up' THEN 'queued'
+              WHEN w.reason <> '' THEN 'skipped'
               WHEN w.due_at > greatest(w.scheduled_at, statement_timestamp()) THEN 'queued'
-              WHEN a.run_id IS NOT NULL THEN 'skipped'
+              WHEN f.fate = 'skip' THEN 'skipped'
+              WHEN f.fate = 'queue' THEN 'queued'
               WHEN m.delivery = 'at_least_once' THEN 'running'
               ELSE 'claimed' END AS new_state
   FROM unnest(%(w_ids)s::bigint[], %(w_at)s::timestamptz[], %(w_due)s::timestamptz[],
               %(w_reason)s::text[], %(w_details)s::text[], %(w_token)s::text[])
        AS w(schedule_id, scheduled_at, due_at, reason, details, owner_token)
   JOIN moved m ON m.id = w.schedule_id
-  LEFT JOIN active a ON a.schedule_id = w.schedule_id
+  JOIN fates f ON f.id = w.schedule_id
 ), inserted AS (
   INSERT INTO distcron_run (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
-    owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message, error)
+    owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message,
+    error, cancel_cause)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
          scheduled_at, due_at, new_state,
-         CASE WHEN reason <> '' THEN reason WHEN new_state = 'skipped' THEN 'overlap' ELSE '' END,
+         CASE WHEN reason <> '' THEN reason
+              WHEN fate <> 'start' AND NOT spread THEN 'overlap' ELSE '' END,
          CASE WHEN reason <> '' THEN details::jsonb
-              WHEN new_state = 'skipped' THEN jsonb_build_object('blocked_by', blocked_by) END,
+              WHEN fate = 'skip' AND NOT spread AND waiting > 0
+              THEN jsonb_build_object('blocked_by', blocked_by, 'waiting', waiting)
+              WHEN fate <> 'start' AND NOT spread
+              THEN jsonb_build_object('blocked_by', blocked_by) END,
          CASE WHEN new_state = 'running' THEN 1 ELSE 0 END, 0, fencing_token,
          CASE WHEN new_state IN ('claimed', 'running') THEN owner_token ELSE '' END,
          CASE WHEN new_state <> 'queued' THEN %(node)s::uuid END,
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
-         false, '', ''
+         false, '', '', ''
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,
             EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
             details::text
 )
-SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery
+SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
 WHERE i.state <> 'queued'
 ORDER BY i.id
@@ -254,9 +311,11 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
         "ids": [decision.schedule_id for decision in decisions],
         "nexts": [decision.next_run_at for decision in decisions],
         "runs": [decision.run_at is not None for decision in decisions],
+        "queued": [len(decision.queue) for decision in decisions],
         "spread": [decision.is_held_back for decision in decisions],
         "only_beside": [decision.only_beside for decision in decisions],
         "exhausted": _exhausted_reason(),
+        "replace_cause": REPLACE_CAUSE,
         "w_ids": [row.schedule_id for row in rows],
         "w_at": [row.scheduled_at for row in rows],
         "w_due": [row.due_at for row in rows],
@@ -268,7 +327,7 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
 
 
 class _Wanted(NamedTuple):
-    """A row to insert; ``reason`` is empty for one that is to run."""
+    """A row to insert; ``reason`` is empty for one that is to run now, or later where spread."""
 
     schedule_id: int
     scheduled_at: datetime
@@ -285,6 +344,10 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
         )
         for skip in decision.skips
     ]
+    rows += [
+        _Wanted(decision.schedule_id, scheduled_at, due_at, Run.Reason.CATCH_UP)
+        for scheduled_at, due_at in decision.queue
+    ]
     if decision.run_at is not None:
         due_at = decision.due_at or decision.run_at
         rows.append(
@@ -295,7 +358,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
     run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
-    key, name, job, arguments, delivery = row[10:]
+    key, name, job, arguments, delivery, max_attempts = row[10:]
     scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
@@ -318,6 +381,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         state=state,
         attempt=attempt,
         recoveries=0,
+        max_attempts=max_attempts,
         fencing_token=fencing,
         owner_token=owner,
     )
@@ -346,19 +410,46 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     ]
     if not kept:
         return Claimed()
-    active = _active_runs([decision.schedule_id for decision in kept])
-    kept = [each for each in kept if each.schedule_id in active or not each.only_beside]
+    opened = open_runs([decision.schedule_id for decision in kept])
+    runs = {decision.schedule_id: opened.get(decision.schedule_id, OpenRuns()) for decision in kept}
+    kept = [each for each in kept if runs[each.schedule_id].active or not each.only_beside]
+    fates = {pk: fate(schedules[pk], runs[pk]) for pk in (each.schedule_id for each in kept)}
     for decision in kept:
-        _move(schedules[decision.schedule_id], decision, active)
+        _move(schedules[decision.schedule_id], decision, fates[decision.schedule_id])
     moved = [schedules[decision.schedule_id] for decision in kept]
     Schedule.objects.write_claims(moved, _PORTABLE_CHUNK)
-    return _insert_portable(kept, schedules, active, node_id)
+    _replace(
+        {
+            decision.schedule_id: runs[decision.schedule_id]
+            for decision in kept
+            if decision.run_at is not None
+            and not decision.is_held_back
+            and schedules[decision.schedule_id].overlap == Schedule.Overlap.REPLACE
+            and fates[decision.schedule_id] == "queue"
+        }
+    )
+    return _insert_portable(kept, schedules, fates, runs, node_id)
 
 
-def _move(schedule: Schedule, decision: Decision, active: Mapping[int, int]) -> None:
+def _replace(blocked: Mapping[int, OpenRuns]) -> None:
+    """Ask the active runs of these schedules to stop, and skip what waits behind them."""
+    now = database_now() if blocked else None
+    for pk, runs in blocked.items():
+        of_schedule = Run.objects.filter(schedule=pk)
+        of_schedule.filter(state=Run.State.QUEUED, attempt=0, reason=Run.Reason.OVERLAP).update(
+            state=Run.State.SKIPPED,
+            finished_at=now,
+            details={"blocked_by": runs.blocked_by, "replaced": True},
+        )
+        of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
+            cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
+        )
+
+
+def _move(schedule: Schedule, decision: Decision, fated: Fate) -> None:
     """Set where the schedule stands after the decision, as _CLAIM_SQL does."""
-    is_counted = decision.is_held_back or schedule.pk not in active
-    schedule.runs_planned += decision.run_at is not None and is_counted
+    is_counted = decision.is_held_back or fated != "skip"
+    schedule.runs_planned += (decision.run_at is not None and is_counted) + len(decision.queue)
     schedule.fencing_token += 1
     is_last = schedule.max_runs is not None and schedule.runs_planned >= schedule.max_runs
     schedule.next_run_at = None if is_last else decision.next_run_at
@@ -370,12 +461,19 @@ def _move(schedule: Schedule, decision: Decision, active: Mapping[int, int]) -> 
 def _insert_portable(
     decisions: Sequence[Decision],
     schedules: Mapping[int, Schedule],
-    active: Mapping[int, int],
+    fates: Mapping[int, Fate],
+    runs: Mapping[int, OpenRuns],
     node_id: UUID,
 ) -> Claimed:
     now = database_now()
     rows = [
-        _new_run(schedules[wanted.schedule_id], wanted, active, node_id, now)
+        _new_run(
+            schedules[wanted.schedule_id],
+            wanted,
+            (fates[wanted.schedule_id], runs[wanted.schedule_id]),
+            node_id,
+            now,
+        )
         for decision in decisions
         for wanted in _wanted_rows(decision)
     ]
@@ -412,9 +510,13 @@ def _skipped(run: Run, schedule: Schedule) -> SkippedRun:
 
 
 def _new_run(
-    schedule: Schedule, wanted: _Wanted, active: Mapping[int, int], node_id: UUID, now: datetime
+    schedule: Schedule,
+    wanted: _Wanted,
+    overlapped: tuple[Fate, OpenRuns],
+    node_id: UUID,
+    now: datetime,
 ) -> Run:
-    blocked_by = active.get(schedule.pk)
+    fated, beside = overlapped
     run = Run(
         schedule=schedule,
         schedule_name=schedule.name,
@@ -427,18 +529,29 @@ def _new_run(
         node_id=node_id,
         claimed_at=now,
     )
-    if wanted.reason:
+    if wanted.reason == Run.Reason.CATCH_UP:
+        run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None
+        run.reason = Run.Reason.CATCH_UP
+    elif wanted.reason:
         _skip(run, wanted.reason, wanted.details, now)
     elif wanted.due_at > max(wanted.scheduled_at, now):
         run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None
-    elif blocked_by is not None:
-        _skip(run, Run.Reason.OVERLAP, {"blocked_by": blocked_by}, now)
+    elif fated == "queue":
+        run.state, run.node_id, run.claimed_at = Run.State.QUEUED, None, None
+        run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
+    elif fated == "skip":
+        _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
     elif schedule.delivery == Schedule.Delivery.AT_LEAST_ONCE:
         run.state, run.started_at, run.attempt = Run.State.RUNNING, now, 1
         run.owner_token = wanted.owner_token
     else:
         run.state, run.owner_token = Run.State.CLAIMED, wanted.owner_token
     return run
+
+
+def _overlap_details(beside: OpenRuns) -> dict[str, Any]:
+    details: dict[str, Any] = {"blocked_by": beside.blocked_by}
+    return details | ({"waiting": beside.waiting} if beside.waiting else {})
 
 
 def _skip(run: Run, reason: str, details: dict[str, Any] | None, now: datetime) -> None:
@@ -463,17 +576,6 @@ def _lock_schedules(schedule_ids: Collection[int | None], node_id: UUID) -> dict
 
 def _can_skip_locked() -> bool:
     return connection.features.has_select_for_update_skip_locked
-
-
-def _active_runs(schedule_ids: Collection[int]) -> dict[int, int]:
-    rows = (
-        Run.objects.active()
-        .filter(schedule__in=list(schedule_ids))
-        .order_by()
-        .values_list("schedule_id")
-        .annotate(first=models.Min("id"))
-    )
-    return dict(rows)
 
 
 def _write_queued_claims(

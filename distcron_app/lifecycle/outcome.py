@@ -1,10 +1,12 @@
-"""claimed → running; running → succeeded, failed, cancelled; lost → the same (late)."""
+"""claimed → running; running → succeeded, failed, cancelled; lost → the same (late);
+running → queued for a further attempt."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,20 +14,25 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
-from distcron_app.instants import DatabaseNow
-from distcron_app.lifecycle.values import ClaimedRun, Finished
-from distcron_app.models import Attempt, Node, Run, RunOutput
+from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.retries import decide, retry_policy
+from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
+from distcron_app.models import Attempt, Node, Run, RunOutput, ended_attempt
 
 __all__ = ["FinishResult", "finish", "note_lease_lost", "report_progress", "start"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FinishResult:
-    """Which reports were taken: ``late`` settled a lost run, ``rejected`` changed no run."""
+    """Which reports were taken: ``late`` settled a lost run, ``rejected`` changed no run.
 
-    accepted: frozenset[int]
-    late: frozenset[int]
-    rejected: frozenset[int]
+    ``retried`` maps runs that failed and are queued again to when; they are not accepted.
+    """
+
+    accepted: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
+    rejected: frozenset[int] = frozenset()
+    retried: dict[int, datetime] = dataclasses.field(default_factory=dict)
 
 
 _START_SQL = """
@@ -97,18 +104,22 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
 
     No lease is tested: a late result that nobody superseded is true. A report that
     another claim superseded changes no run; it is noted on the attempt that it ends.
-    Repeating a report that was taken is harmless and counts as rejected.
+    Repeating a report that was taken is harmless and counts as rejected. A failure whose
+    schedule allows another attempt queues the run again instead.
     """
     if not reports:
-        return FinishResult(accepted=frozenset(), late=frozenset(), rejected=frozenset())
+        return FinishResult()
     with transaction.atomic():
+        retried = _retry([report for report in reports if report.failure is not None])
+        final = [report for report in reports if report.run_id not in retried]
         late_by_id = (
-            _finish_postgres(reports)
+            _finish_postgres(final)
             if connection.vendor == "postgresql"
-            else _finish_portable(reports)
+            else _finish_portable(final)
         )
-        _store_text([report for report in reports if report.run_id in late_by_id])
-        rejected = [report for report in reports if report.run_id not in late_by_id]
+        taken = late_by_id.keys() | retried.keys()
+        _store_text([report for report in reports if report.run_id in taken])
+        rejected = [report for report in final if report.run_id not in late_by_id]
         for report in rejected:
             Attempt.objects.filter(
                 run=report.run_id, fencing_token=report.fencing_token, late_at=None
@@ -117,7 +128,50 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
         accepted=frozenset(late_by_id),
         late=frozenset(run_id for run_id, late in late_by_id.items() if late),
         rejected=frozenset(report.run_id for report in rejected),
+        retried=retried,
     )
+
+
+def _retry(reports: Sequence[Finished]) -> dict[int, datetime]:
+    """Queue the runs whose schedule allows another attempt; return when each is due."""
+    if not reports:
+        return {}
+    by_id = {report.run_id: report for report in reports}
+    tokens = {pk: (report.fencing_token, report.owner_token) for pk, report in by_id.items()}
+    owned = _lock_owned(tokens, ["running"])
+    now = database_now()
+    retried: dict[int, datetime] = {}
+    rows: list[Run] = []
+    attempts: list[Attempt] = []
+    for run in Run.objects.filter(pk__in=owned).select_related("schedule").order_by("pk"):
+        due_at = _next_attempt_at(run, by_id[run.pk].failure, now)
+        if due_at is None:
+            continue
+        retried[run.pk] = due_at
+        attempts.append(ended_attempt(run, by_id[run.pk].reason, now, by_id[run.pk].error))
+        run.state, run.reason, run.due_at = Run.State.QUEUED, Run.Reason.RETRY, due_at
+        run.error, run.owner_token, run.node_id = by_id[run.pk].error, "", None
+        run.progress_percent, run.progress_message, run.details = None, "", None
+        rows.append(run)
+    Attempt.objects.bulk_create(attempts)
+    if rows:
+        Run.objects.bulk_update(rows, _RETRY_FIELDS, batch_size=200)
+    return retried
+
+
+def _next_attempt_at(run: Run, failure: Failure | None, now: datetime) -> datetime | None:
+    schedule = run.schedule
+    if schedule is None or failure is None or run.cancel_requested_at is not None:
+        return None
+    verdict = decide(
+        retry_policy(schedule),
+        attempt=run.attempt - run.recoveries,
+        exceptions=failure.exceptions,
+        wanted_delay=failure.retry_seconds,
+        now=now,
+        next_run_at=schedule.next_run_at,
+    )
+    return verdict.due_at
 
 
 def report_progress(
@@ -159,6 +213,20 @@ def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
             ],
         )
         return dict(cursor.fetchall())
+
+
+# What _retry changes of a run.
+_RETRY_FIELDS = (
+    "state",
+    "reason",
+    "due_at",
+    "error",
+    "owner_token",
+    "node_id",
+    "progress_percent",
+    "progress_message",
+    "details",
+)
 
 
 def _json(value: Any) -> str | None:

@@ -1,5 +1,6 @@
 """claimed → queued (given back, node died); running → queued, lost, failed, cancelled (its node
-or worker died, its lock was released); queued → cancelled (the schedule is gone)."""
+or worker died, its lock was released); queued → cancelled (the schedule is gone),
+skipped (its time to start is over)."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from django.db import connection, transaction
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.values import MAX_RECOVERIES, ClaimedRun
-from distcron_app.models import Attempt, Run, Schedule
+from distcron_app.models import Attempt, Run, Schedule, ended_attempt
 
 __all__ = [
     "Recovered",
     "Released",
     "cancel_without_schedule",
+    "expire",
     "give_back",
     "recover",
     "recover_owned",
     "release",
     "runs_again",
     "settle_strays",
-    "superseded",
 ]
 
 # Orphaned runs taken in one transaction; the rest follows in the next sweep.
@@ -135,19 +136,8 @@ def runs_again(run: Run) -> bool:
     """Return True where an active run that is taken from its node is queued again."""
     if run.state == Run.State.CLAIMED:
         return True
-    return run.delivery == Schedule.Delivery.AT_LEAST_ONCE and run.recoveries < MAX_RECOVERIES
-
-
-def superseded(runs: Collection[ClaimedRun]) -> set[int]:
-    """Return the ids of runs that are no longer their claimer's: recovered, released, gone.
-
-    A lost run is still its owner's: nobody else starts it, and a late report settles it.
-    """
-    tokens = {run.run_id: run.owner_token for run in runs}
-    states = [*Run.ACTIVE_STATES, Run.State.LOST]
-    rows = Run.objects.filter(pk__in=tokens, state__in=states).order_by()
-    ours = {pk for pk, token in rows.values_list("pk", "owner_token") if tokens[pk] == token}
-    return set(tokens) - ours
+    may_repeat = run.delivery == Schedule.Delivery.AT_LEAST_ONCE and not run.cancel_requested_at
+    return may_repeat and run.recoveries < MAX_RECOVERIES
 
 
 def cancel_without_schedule() -> int:
@@ -164,6 +154,42 @@ def cancel_without_schedule() -> int:
             run.state, run.reason, run.finished_at = Run.State.CANCELLED, "deleted", now
         _write(rows)
     return len(rows)
+
+
+def expire() -> int:
+    """Skip queued runs that could not start within their schedule's deadline; return how many.
+
+    Counted from the instant of the timetable, or from when the run was to start where that
+    is later. A run that has begun once is left alone: it is decided by its retries.
+    """
+    rows = list(
+        Run.objects.filter(
+            state=Run.State.QUEUED, attempt=0, schedule__start_deadline_seconds__isnull=False
+        ).select_related("schedule")[:_BATCH]
+    )
+    if not rows:
+        return 0
+    now = database_now()
+    late = [run.pk for run in rows if _is_too_late(run, now)]
+    with transaction.atomic():
+        expired = list(
+            Run.objects.select_for_update()
+            .filter(pk__in=late, state=Run.State.QUEUED, attempt=0)
+            .order_by("pk")
+        )
+        for run in expired:
+            run.state, run.reason, run.finished_at = Run.State.SKIPPED, Run.Reason.EXPIRED, now
+        _write(expired)
+    return len(expired)
+
+
+def _is_too_late(run: Run, now: datetime) -> bool:
+    assert run.schedule is not None  # noqa: S101 - the filter joins it
+    seconds = run.schedule.start_deadline_seconds or 0
+    instant: datetime = run.scheduled_at or run.due_at
+    if run.is_held_back:
+        instant = max(instant, run.due_at)
+    return now > instant + timedelta(seconds=seconds)
 
 
 def settle_strays(node_id: UUID, known: Collection[int], older_than: timedelta) -> Recovered:
@@ -210,14 +236,14 @@ def _settle(
             requeued.append(run.pk)
             continue
         if runs_again(run):
-            attempts.append(_ended_attempt(run, reason, now))
+            attempts.append(ended_attempt(run, reason, now))
             run.recoveries += 1
             _to_queue(run)
             run.reason = Run.Reason.RECOVERY
             requeued.append(run.pk)
         else:
             if fencing_token is not None:
-                attempts.append(_ended_attempt(run, reason, now))
+                attempts.append(ended_attempt(run, reason, now))
                 run.owner_token, run.fencing_token = "", fencing_token
             # Else the tokens stay: they let the owner's late report settle a lost run.
             run.state, run.reason, run.finished_at = unknown, reason, now
@@ -230,18 +256,6 @@ def _settle(
         requeued=tuple(requeued),
         lost=tuple(ended) if lost else (),
         failed=() if lost else tuple(ended),
-    )
-
-
-def _ended_attempt(run: Run, reason: str, now: datetime) -> Attempt:
-    return Attempt(
-        run=run,
-        number=run.attempt,
-        node_id=run.node_id,
-        fencing_token=run.fencing_token,
-        started_at=run.started_at,
-        ended_at=now,
-        reason=reason,
     )
 
 

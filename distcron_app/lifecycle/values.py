@@ -12,6 +12,7 @@ __all__ = [
     "Claimed",
     "ClaimedRun",
     "Decision",
+    "Failure",
     "Finished",
     "Skip",
     "SkippedRun",
@@ -24,12 +25,12 @@ MAX_RECOVERIES = 1
 TRANSITIONS: dict[str, frozenset[str]] = {
     "": frozenset({"queued", "claimed", "running", "skipped"}),
     "queued": frozenset({"claimed", "cancelled", "skipped"}),
-    "claimed": frozenset({"running", "queued"}),
+    "claimed": frozenset({"running", "queued", "cancelled"}),
     "running": frozenset({"succeeded", "failed", "cancelled", "queued", "lost"}),
-    "lost": frozenset({"succeeded", "failed", "cancelled"}),
+    "lost": frozenset({"succeeded", "failed", "cancelled", "queued"}),
     "succeeded": frozenset(),
-    "failed": frozenset(),
-    "cancelled": frozenset(),
+    "failed": frozenset({"queued"}),
+    "cancelled": frozenset({"queued"}),
     "skipped": frozenset(),
 }
 
@@ -48,7 +49,8 @@ class Decision:
     """What a node wants to write for one due schedule, seen at ``version``.
 
     ``run_at`` is the occurrence to run, or None; it is held back until ``due_at`` where
-    that is later (the schedule is spread). ``next_run_at`` is where the schedule stands
+    that is later (the schedule is spread). ``queue`` are further occurrences to run after it,
+    each with the instant from which it may start. ``next_run_at`` is where the schedule stands
     afterwards; None means that no instant is left. With ``only_beside`` nothing is decided
     unless a run is active: the node holds no lock that would let it start another one.
     """
@@ -61,6 +63,7 @@ class Decision:
     run_at: datetime | None = None
     due_at: datetime | None = None
     skips: tuple[Skip, ...] = ()
+    queue: tuple[tuple[datetime, datetime], ...] = ()
     only_beside: bool = False
 
     @property
@@ -85,8 +88,26 @@ class ClaimedRun:
     state: str
     attempt: int
     recoveries: int
+    max_attempts: int
     fencing_token: int
     owner_token: str
+
+    @property
+    def attempts_left(self) -> int:
+        """Return how many attempts may follow the one that this claim is for.
+
+        A recovery uses up none: the run's node failed, and not its job.
+        """
+        number = self.attempt if self.state == "running" else self.attempt + 1
+        return self.max_attempts - (number - self.recoveries)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a job raised: dotted names of its class and bases, and what RetryLater asked for."""
+
+    exceptions: tuple[str, ...]
+    retry_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,3 +143,5 @@ class Finished:
     error: str = ""
     output: str = ""
     traceback: str = ""
+    # Set where another attempt may follow; the policy of the schedule decides.
+    failure: Failure | None = None

@@ -6,6 +6,7 @@ from distcron_app.locks.base import (
     LockInfo,
     named_lock_name,
     new_owner_token,
+    occurrence_lock_name,
     schedule_id_of,
     schedule_lock_name,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "lock",
     "named_lock_name",
     "new_owner_token",
+    "occurrence_lock_name",
     "part_backends",
     "pooling_problem",
     "schedule_id_of",

@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import secrets
 from collections.abc import Collection, Mapping
+from datetime import datetime
 
 __all__ = [
     "Lease",
@@ -18,6 +19,7 @@ __all__ = [
     "checked_ttl",
     "named_lock_name",
     "new_owner_token",
+    "occurrence_lock_name",
     "schedule_id_of",
     "schedule_lock_name",
 ]
@@ -124,15 +126,26 @@ def schedule_lock_name(schedule_id: int) -> str:
     return f"schedule:{schedule_id:d}"
 
 
+def occurrence_lock_name(schedule_id: int, instant: datetime) -> str:
+    """Return the name of the lock of one occurrence, where runs may be side by side.
+
+    >>> occurrence_lock_name(42, datetime.fromtimestamp(1_800_000_000, UTC))
+    'schedule:42@1800000000000'
+    """
+    return f"{schedule_lock_name(schedule_id)}@{round(instant.timestamp() * 1000)}"
+
+
 def schedule_id_of(name: str) -> int | None:
     """Return the id in the name of a schedule's lock; None for a lock of another kind.
 
-    >>> schedule_id_of("schedule:42"), schedule_id_of("name:42")
-    (42, None)
+    >>> schedule_id_of("schedule:42"), schedule_id_of("schedule:42@1"), schedule_id_of("name:42")
+    (42, 42, None)
     """
-    digits = name.removeprefix("schedule:")
+    kind, _, rest = name.partition(":")
+    digits = rest.partition("@")[0]
     is_id = digits.isascii() and digits.isdigit() and len(digits) < _LONGEST_ID
-    return int(digits) if is_id and name == schedule_lock_name(int(digits)) else None
+    is_ours = kind == "schedule" and is_id and str(int(digits)) == digits
+    return int(digits) if is_ours else None
 
 
 def named_lock_name(name: str) -> str:

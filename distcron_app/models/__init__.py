@@ -18,13 +18,14 @@ from distcron_app.models.calendars import (
     exclusions_of,
 )
 from distcron_app.models.nodes import Node
-from distcron_app.models.runs import Attempt, Run, RunOutput, RunQuerySet
+from distcron_app.models.runs import Attempt, Run, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
     PERSON_FIELDS,
     PLANNING_FIELDS,
     TIMETABLE_FIELDS,
     Schedule,
     ScheduleQuerySet,
+    is_exclusive,
     timetable_of,
 )
 
@@ -43,6 +44,8 @@ __all__ = [
     "Schedule",
     "ScheduleQuerySet",
     "default_timezone",
+    "ended_attempt",
     "exclusions_of",
+    "is_exclusive",
     "timetable_of",
 ]

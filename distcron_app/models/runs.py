@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -14,7 +15,7 @@ from distcron_app.instants import DatabaseNow, InstantField
 from distcron_app.models.nodes import Node
 from distcron_app.models.schedules import Schedule
 
-__all__ = ["Attempt", "Run", "RunOutput", "RunQuerySet"]
+__all__ = ["Attempt", "Run", "RunOutput", "RunQuerySet", "ended_attempt"]
 
 
 class RunQuerySet(models.QuerySet["Run"]):
@@ -32,6 +33,29 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return queued runs whose time has come, or comes within the seconds, oldest first."""
         horizon = DatabaseNow(timedelta(seconds=within_seconds))
         return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
+
+    def startable(self) -> RunQuerySet:
+        """Leave out queued runs that must wait for an active run of their schedule.
+
+        They would fill the batch of each read. A spread occurrence stays in: what becomes
+        of it is decided when it is due.
+        """
+        active = (
+            Run.objects.filter(schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES)
+            .order_by()
+            .values("schedule")
+            .annotate(count=models.Count("pk"))
+            .values("count")
+        )
+        limit = models.Case(
+            models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
+            models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
+            default=models.Value(1),
+        )
+        is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
+        return self.annotate(active_count=Coalesce(models.Subquery(active), 0), limit=limit).filter(
+            is_spread | models.Q(active_count__lt=models.F("limit"))
+        )
 
     def orphaned(self) -> RunQuerySet:
         """Return claimed and running runs whose node is dead or left."""
@@ -68,13 +92,17 @@ class Run(models.Model):
         INVALID_ARGUMENTS = "invalid_arguments", _("the arguments do not fit the job")
         WORKER_DIED = "worker_died", _("the worker process ended")
         NODE_DIED = "node_died", _("the node stopped without finishing the run")
+        CANCELLED = "cancelled", _("it was told to stop")
         RELEASED = "released", _("its lock was released by a person")
         LEASE_LOST = "lease_lost", _("the job stopped because its lease was lost")
         SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
+        RETRY = "retry", _("waits for its next attempt")
         RECOVERY = "recovery", _("runs again after a crash")
         OVERLAP = "overlap", _("the previous run was still active")
         MISFIRE = "misfire", _("too late to run")
         COALESCED = "coalesced", _("folded into a later occurrence")
+        CATCH_UP = "catch_up", _("runs late, after an outage")
+        EXPIRED = "expired", _("it could not start in time")
         CALENDAR = "calendar", _("excluded by a calendar")
         PAUSED = "paused", _("the schedule was paused")
         DELETED = "deleted", _("the schedule was deleted")
@@ -121,6 +149,8 @@ class Run(models.Model):
     claimed_at = InstantField(_("claimed"), null=True)
     started_at = InstantField(_("started"), null=True)
     finished_at = InstantField(_("finished"), null=True)
+    cancel_requested_at = InstantField(_("asked to stop"), null=True)
+    cancel_cause = models.CharField(_("why it was asked"), max_length=200, blank=True, default="")
     late = models.BooleanField(_("reported late"), default=False)
     progress_percent = models.FloatField(_("progress"), null=True)
     progress_message = models.CharField(_("progress message"), max_length=200, blank=True)
@@ -181,9 +211,9 @@ class Run(models.Model):
 
     @property
     def is_held_back(self) -> bool:
-        """Return True for an occurrence that was spread past its instant and never started."""
+        """Return True for a spread occurrence about which nothing was decided yet."""
         spread = self.scheduled_at is not None and self.due_at > self.scheduled_at
-        return spread and self.attempt == 0
+        return spread and self.attempt == 0 and not self.reason
 
     @property
     def is_final(self) -> bool:
@@ -242,6 +272,7 @@ class Attempt(models.Model):
     started_at = InstantField(_("started"), null=True)
     ended_at = InstantField(_("ended"))
     reason = models.CharField(_("reason"), max_length=20, choices=Run.Reason)
+    error = models.CharField(_("error"), max_length=500, blank=True, default="")
     # What the attempt's own node reported after it had been superseded; it changed no run.
     late_state = models.CharField(
         _("late report"), max_length=10, choices=Run.State, blank=True, default=""
@@ -259,3 +290,17 @@ class Attempt(models.Model):
     def __str__(self) -> str:
         facts = {"number": self.number, "run": self.run_id}
         return gettext("attempt %(number)s of run %(run)s") % facts
+
+
+def ended_attempt(run: Run, reason: str, at: datetime, error: str = "") -> Attempt:
+    """Return the record of the attempt that ends now while its run goes on; saves nothing."""
+    return Attempt(
+        run=run,
+        number=run.attempt,
+        node_id=run.node_id,
+        fencing_token=run.fencing_token,
+        started_at=run.started_at,
+        ended_at=at,
+        reason=reason,
+        error=error,
+    )

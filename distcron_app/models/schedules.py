@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection
 from datetime import datetime, time, timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.locks import level_problem
 from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
 from distcron_app.timetable import (
+    DEFAULT_CATCHUP_MAX,
     MAX_TEXT,
     Timetable,
     build,
@@ -40,6 +42,7 @@ __all__ = [
     "TIMETABLE_FIELDS",
     "Schedule",
     "ScheduleQuerySet",
+    "is_exclusive",
     "timetable_of",
 ]
 
@@ -169,6 +172,28 @@ class Schedule(models.Model):
         AT_MOST_ONCE = "at_most_once", _("at most once: never started twice, may be lost")
         AT_LEAST_ONCE = "at_least_once", _("at least once: run again after a crash")
 
+    class Overlap(models.TextChoices):
+        SKIP = "skip", _("skip the new one")
+        QUEUE_ONE = "queue_one", _("let one wait, skip the others")
+        QUEUE_ALL = "queue_all", _("let them wait, in order")
+        REPLACE = "replace", _("stop the old one, then start the new one")
+        ALLOW = "allow", _("run them side by side")
+
+    class Misfire(models.TextChoices):
+        RUN_LATEST = "run_latest", _("run the newest, fold the others into it")
+        RUN_ALL = "run_all", _("run all, the oldest first")
+        SKIP = "skip", _("run none of them")
+
+    class Backoff(models.TextChoices):
+        EXPONENTIAL = "exponential", _("twice as long each time")
+        FIXED = "fixed", _("the same each time")
+        LIST = "list", _("one after the other, as listed")
+
+    class Jitter(models.TextChoices):
+        FULL = "full", _("anything from 0 to it")
+        EQUAL = "equal", _("a half of it to all of it")
+        NONE = "none", _("exactly it")
+
     key = models.SlugField(
         _("key"),
         max_length=100,
@@ -273,6 +298,100 @@ class Schedule(models.Model):
             "What a crash in the middle means. At most once: the run is shown as lost and a "
             "person decides. At least once: it runs again, so the job must be idempotent."
         ),
+    )
+    overlap = models.CharField(
+        _("while a run is still active"),
+        max_length=10,
+        choices=Overlap,
+        default=Overlap.SKIP,
+        help_text=_("What becomes of an occurrence that is due while an earlier one still runs."),
+    )
+    max_active = models.PositiveSmallIntegerField(
+        _("active runs at most"),
+        null=True,
+        blank=True,
+        help_text=_("Empty: one, and no limit where runs may be side by side."),
+    )
+    max_queued = models.PositiveSmallIntegerField(
+        _("waiting runs at most"),
+        default=100,
+        help_text=_("Where they wait in order; what comes beyond is skipped."),
+    )
+    misfire = models.CharField(
+        _("occurrences that are late"),
+        max_length=10,
+        choices=Misfire,
+        default=Misfire.RUN_LATEST,
+        help_text=_("What to do after an outage. Each one leaves a row, or a span of them one."),
+    )
+    misfire_grace_seconds = models.PositiveIntegerField(
+        _("late after (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_("How late is too late; empty takes the project's setting."),
+    )
+    catchup_window_seconds = models.PositiveIntegerField(
+        _("look back (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "Late ones older than this never run. Empty: the period of the timetable, at least "
+            "5 minutes and at most 24 hours."
+        ),
+    )
+    catchup_max = models.PositiveSmallIntegerField(
+        _("run at most"),
+        default=DEFAULT_CATCHUP_MAX,
+        help_text=_("Of the late ones, the newest so many, where all are run."),
+    )
+    catchup_per_minute = models.PositiveSmallIntegerField(
+        _("at most in a minute"),
+        null=True,
+        blank=True,
+        help_text=_("Empty: each as soon as the one before has ended."),
+    )
+    start_deadline_seconds = models.PositiveIntegerField(
+        _("start within (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_("A run that could not start within this after its instant is skipped."),
+    )
+    max_attempts = models.PositiveSmallIntegerField(
+        _("attempts at most"),
+        default=1,
+        help_text=_("How often a job that raises an error is tried. 1: no second time."),
+    )
+    backoff = models.CharField(
+        _("pause before the next"), max_length=12, choices=Backoff, default=Backoff.EXPONENTIAL
+    )
+    backoff_delays = models.CharField(
+        _("pause (seconds)"),
+        max_length=200,
+        default="10",
+        help_text=_("One number, or several where they are listed: 10, 60, 300."),
+    )
+    backoff_longest_seconds = models.PositiveIntegerField(
+        _("longest pause (seconds)"), default=3600
+    )
+    backoff_jitter = models.CharField(
+        _("the pause is"),
+        max_length=5,
+        choices=Jitter,
+        default=Jitter.FULL,
+        help_text=_("Chance keeps jobs that failed together from trying again together."),
+    )
+    retry_on = models.TextField(
+        _("errors that are tried again"),
+        blank=True,
+        help_text=_("Dotted names of exceptions, one in each line. Empty: all of them."),
+    )
+    give_up_on = models.TextField(
+        _("errors that are final"),
+        blank=True,
+        help_text=_("Dotted names of exceptions, one in each line."),
+    )
+    retry_stops_at_next = models.BooleanField(
+        _("no attempt past the next occurrence"), default=False
     )
     lock_level = models.CharField(
         _("lock level"),
@@ -386,11 +505,41 @@ class Schedule(models.Model):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) == 0:
+                problems[name] = [_("At least 1, or empty.")]
+        try:
+            delays = self.delays()
+        except ValueError:
+            message = _("Write numbers from 0 to %(most)d, such as 10 or 10, 60, 300.")
+            problems["backoff_delays"] = [message % {"most": _LONGEST_BACKOFF_SECONDS}]
+        else:
+            if len(delays) > 1 and self.backoff != self.Backoff.LIST:
+                problems["backoff_delays"] = [_("Several pauses are for the choice “as listed”.")]
+        for name in ("retry_on", "give_up_on"):
+            wrong = [each for each in getattr(self, name).split() if not _DOTTED.fullmatch(each)]
+            if wrong:
+                message = _("%(wrong)r is no dotted name, such as builtins.TimeoutError.")
+                problems[name] = [message % {"wrong": wrong[0]}]
         problem = level_problem(self.lock_level)
         if problem:
             problems["lock_level"] = [problem]
         if problems:
             raise ValidationError(problems)
+
+    @property
+    def active_limit(self) -> int | None:
+        """Return how many runs may be active at once; None means any number."""
+        if self.max_active is None and self.overlap == self.Overlap.ALLOW:
+            return None
+        return self.max_active or 1
+
+    def delays(self) -> tuple[float, ...]:
+        """Return the pauses between attempts in seconds. Raise ValueError for other text."""
+        delays = tuple(float(part) for part in self.backoff_delays.replace(",", " ").split())
+        if not delays or not all(0 <= delay <= _LONGEST_BACKOFF_SECONDS for delay in delays):
+            raise ValueError(self.backoff_delays)
+        return delays
 
     def timetable(self) -> Timetable:
         """Return what names the instants. Raise TimetableError for the field that is wrong.
@@ -513,6 +662,17 @@ class Schedule(models.Model):
             super().save(update_fields=fields | {"version", "updated_at"}, **options)
 
 
+_LONGEST_BACKOFF_SECONDS = 30 * 86_400
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+# Numbers of which 0 would mean never.
+_AT_LEAST_ONE = (
+    "max_active",
+    "max_attempts",
+    "misfire_grace_seconds",
+    "catchup_max",
+    "catchup_per_minute",
+    "start_deadline_seconds",
+)
 # What a timetable is built from; see timetable_of.
 TIMETABLE_FIELDS = (
     "kind",
@@ -555,6 +715,23 @@ PERSON_FIELDS = (
     "spread_by",
     "spread_key",
     "delivery",
+    "overlap",
+    "max_active",
+    "max_queued",
+    "misfire",
+    "misfire_grace_seconds",
+    "catchup_window_seconds",
+    "catchup_max",
+    "catchup_per_minute",
+    "start_deadline_seconds",
+    "max_attempts",
+    "backoff",
+    "backoff_delays",
+    "backoff_longest_seconds",
+    "backoff_jitter",
+    "retry_on",
+    "give_up_on",
+    "retry_stops_at_next",
     "lock_level",
     "notes",
     "state",
@@ -568,6 +745,11 @@ PLAN_FIELDS = frozenset(
 )
 # Where timetable.build names a parameter that is two columns here.
 _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
+
+
+def is_exclusive(overlap: str, max_active: int | None) -> bool:
+    """Return True for a schedule of which one run at most is active at a time."""
+    return max_active == 1 or (max_active is None and overlap != Schedule.Overlap.ALLOW)
 
 
 def timetable_of(

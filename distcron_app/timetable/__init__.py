@@ -18,6 +18,7 @@ days, weeks or months counts as fixed.
 """
 
 from distcron_app.timetable.rules import (
+    DEFAULT_CATCHUP_MAX,
     EPOCH,
     FOLDS,
     GAPS,
@@ -26,6 +27,7 @@ from distcron_app.timetable.rules import (
     MAX_INTERVAL_SECONDS,
     MAX_RULES,
     MAX_TEXT,
+    MISFIRES,
     UNITS,
     CalendarInterval,
     ClockChange,
@@ -53,6 +55,7 @@ from distcron_app.timetable.rules import (
 )
 
 __all__ = [
+    "DEFAULT_CATCHUP_MAX",
     "EPOCH",
     "FOLDS",
     "GAPS",
@@ -61,6 +64,7 @@ __all__ = [
     "MAX_INTERVAL_SECONDS",
     "MAX_RULES",
     "MAX_TEXT",
+    "MISFIRES",
     "UNITS",
     "CalendarInterval",
     "ClockChange",

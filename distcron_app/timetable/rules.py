@@ -52,6 +52,7 @@ from distcron_app.timetable.walk import Policy, Rule
 from distcron_app.timetable.zones import check_timezone, tzdata_version, zone
 
 __all__ = [
+    "DEFAULT_CATCHUP_MAX",
     "EPOCH",
     "FOLDS",
     "GAPS",
@@ -60,6 +61,7 @@ __all__ = [
     "MAX_INTERVAL_SECONDS",
     "MAX_RULES",
     "MAX_TEXT",
+    "MISFIRES",
     "UNITS",
     "CalendarInterval",
     "ClockChange",
@@ -98,6 +100,8 @@ _FIRST_OCCURRENCE_UNTIL = (date(2030, 1, 1) - EPOCH.date()).days
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199  # of a calendar start: beyond is a slip of the hand
 _ANY_POLICY = Policy(shifts=True, first_pass=True, second_pass=False)
 _LABELS = {"gap": _("Gap"), "fold": _("Fold"), "calendar_unit": _("Calendar unit")}
+RUN_LATEST, RUN_ALL, SKIP = MISFIRES = ("run_latest", "run_all", "skip")
+DEFAULT_CATCHUP_MAX = 100
 _SHORTEST_CATCHUP = timedelta(minutes=5)
 _LONGEST_CATCHUP = timedelta(hours=24)
 
@@ -116,9 +120,11 @@ class Plan:
     """What to do with the due instants of one schedule, and the instant to look at next.
 
     ``run`` is None when nothing is worth running; ``next`` when nothing comes any more.
+    ``then`` are to run after it, one by one, the oldest first.
     """
 
     run: datetime | None
+    then: tuple[datetime, ...] = ()
     coalesced: Span | None = None
     misfired: Span | None = None
     next: datetime | None
@@ -231,7 +237,9 @@ def plan(
     due_from: datetime,
     now: datetime,
     misfire_grace: timedelta,
+    misfire: str = RUN_LATEST,
     catchup_window: timedelta | None = None,
+    catchup_max: int = DEFAULT_CATCHUP_MAX,
     ends_at: datetime | None = None,
     max_runs: int | None = None,
     runs_so_far: int = 0,
@@ -239,8 +247,10 @@ def plan(
     """Decide about the due instants from ``due_from``, the oldest, to ``now``.
 
     1. If the oldest is at most ``misfire_grace`` late it runs; later ones stay due.
-    2. Otherwise those older than ``catchup_window`` are misfired, the newest of the
-       rest runs, and the others are coalesced into it.
+    2. Otherwise those older than ``catchup_window`` are misfired, and of the rest
+       ``misfire`` decides: "run_latest" runs the newest, and the others are coalesced into
+       it; "run_all" runs the newest ``catchup_max``, the oldest of them first; "skip" runs
+       nothing that is later than the grace.
     3. ``next`` is the first instant after those decided upon, computed from the planned
        instant and never from the clock; None beyond ``ends_at``.
     4. At most ``max_runs`` run, ``runs_so_far`` included; then nothing is next.
@@ -256,11 +266,14 @@ def plan(
         due_from=due_from,
         now=now,
         misfire_grace=misfire_grace,
+        misfire=misfire,
         catchup_window=catchup_window,
+        catchup_max=catchup_max,
         ends_at=ends_at,
     )
-    is_last = left == 1 and planned.run is not None
-    return dataclasses.replace(planned, next=None) if is_last else planned
+    if left is None or planned.run is None or left > 1 + len(planned.then):
+        return planned
+    return dataclasses.replace(planned, then=planned.then[: left - 1], next=None)
 
 
 def _unlimited_plan(
@@ -269,7 +282,9 @@ def _unlimited_plan(
     due_from: datetime,
     now: datetime,
     misfire_grace: timedelta,
+    misfire: str,
     catchup_window: timedelta | None,
+    catchup_max: int,
     ends_at: datetime | None,
 ) -> Plan:
     due_from, now = as_utc(due_from), as_utc(now)
@@ -282,11 +297,47 @@ def _unlimited_plan(
         catchup_window = _default_catchup(timetable, due_from)
     before = due_from - MICROSECOND
     cut = max(before, min(now - catchup_window - MICROSECOND, until))
+    if misfire == SKIP:
+        cut = max(cut, min(now - misfire_grace - MICROSECOND, until))
+        # What is within the grace stays due, and runs with the next look.
+        return Plan(
+            run=None,
+            misfired=_span(timetable, after=before, until=cut),
+            next=first_after(timetable, cut, ends_at=ends_at),
+        )
+    if misfire == RUN_ALL:
+        return _plan_of_all(
+            timetable, before=before, cut=cut, until=until, most=catchup_max, ends_at=ends_at
+        )
     run = latest(timetable, after=cut, until=until)
     return Plan(
         run=run,
         coalesced=_span(timetable, after=cut, until=run - MICROSECOND) if run else None,
         misfired=_span(timetable, after=before, until=cut),
+        next=first_after(timetable, until, ends_at=ends_at),
+    )
+
+
+def _plan_of_all(
+    timetable: Timetable,
+    *,
+    before: datetime,
+    cut: datetime,
+    until: datetime,
+    most: int,
+    ends_at: datetime | None,
+) -> Plan:
+    """Run the newest ``most`` instants with cut < instant <= until, the oldest of them first."""
+    kept: list[datetime] = []
+    instant = latest(timetable, after=cut, until=until)
+    while instant is not None and len(kept) < most:
+        kept.append(instant)
+        instant = latest(timetable, after=cut, until=instant - MICROSECOND)
+    kept.reverse()
+    return Plan(
+        run=kept[0] if kept else None,
+        then=tuple(kept[1:]),
+        misfired=_span(timetable, after=before, until=kept[0] - MICROSECOND if kept else cut),
         next=first_after(timetable, until, ends_at=ends_at),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -670,3 +671,105 @@ class TestLevels:
         Run.objects.filter(pk=run.run_id).update(state="running")
         (skipped,) = member.tick().claimed.skipped
         assert skipped.reason == "overlap"
+
+
+class TestLateOnes:
+    def late(self, **values: Any) -> Schedule:
+        """Return a minutely schedule whose last five instants were missed, 90 s late and more."""
+        return due(seconds_ago=330, every=60, **values)
+
+    def rows(self, schedule: Schedule) -> list[tuple[int, str, str]]:
+        """Return (minutes after the first instant, state, reason) of each run."""
+        first = schedule.next_run_at
+        assert first is not None
+        return [
+            (round((run.scheduled_at - first).total_seconds() / 60), run.state, run.reason)
+            for run in Run.objects.filter(schedule=schedule).order_by("scheduled_at")
+            if run.scheduled_at is not None
+        ]
+
+    def test_run_latest_folds_the_older_ones_into_the_newest(self, backend: Counting) -> None:
+        schedule = self.late(catchup_window_seconds=3600)
+        Member(backend).tick()
+        assert self.rows(schedule) == [(0, "skipped", "coalesced"), (5, "claimed", "")]
+
+    def test_run_all_claims_the_oldest_and_queues_the_others(self, backend: Counting) -> None:
+        schedule = self.late(misfire="run_all", catchup_window_seconds=3600)
+        Member(backend).tick()
+        assert self.rows(schedule) == [
+            (0, "claimed", ""),
+            *((minute, "queued", "catch_up") for minute in (1, 2, 3, 4, 5)),
+        ]
+        stored = Schedule.objects.get(pk=schedule.pk)
+        assert (stored.runs_planned, stored.next_run_at) == (
+            6,
+            schedule.next_run_at + timedelta(minutes=6),  # type: ignore[operator]
+        )
+
+    def test_run_all_runs_one_after_the_other(self, backend: Counting) -> None:
+        self.late(misfire="run_all", catchup_window_seconds=3600)
+        member = Member(backend)
+        (run,) = member.tick().claimed.runs
+        order = [run.scheduled_at]
+        assert member.dispatcher.claim_queued(member.row.pk, 10).runs == ()
+        for _ in range(5):
+            member.finish(run)
+            (run,) = member.dispatcher.claim_queued(member.row.pk, 10).runs
+            order.append(run.scheduled_at)
+        assert order == sorted(order)
+        assert len(set(order)) == 6
+
+    def test_run_all_is_paced(self, backend: Counting) -> None:
+        self.late(misfire="run_all", catchup_window_seconds=3600, catchup_per_minute=4)
+        Member(backend).tick()
+        dues = [run.due_at for run in Run.objects.filter(state="queued").order_by("scheduled_at")]
+        assert [(later - earlier).total_seconds() for earlier, later in pairwise(dues)] == [
+            15.0
+        ] * 4
+
+    def test_skip_leaves_one_row_for_the_span(self, backend: Counting) -> None:
+        schedule = self.late(misfire="skip", misfire_grace_seconds=10)
+        Member(backend).tick()
+        assert self.rows(schedule) == [(0, "skipped", "misfire")]
+        (row,) = Run.objects.all()
+        assert isinstance(row.details, dict)
+        assert row.details["count"] == 6
+
+    def test_the_schedule_s_own_grace_counts(self, backend: Counting) -> None:
+        patient = due(seconds_ago=45, every=3600, misfire="skip", misfire_grace_seconds=60)
+        strict = due(seconds_ago=45, every=3600, misfire="skip")
+        Member(backend).tick()
+        assert [self.rows(each)[0][1:] for each in (patient, strict)] == [
+            ("claimed", ""),
+            ("skipped", "misfire"),
+        ]
+
+    def test_what_may_not_start_so_late_is_skipped_as_expired(self, backend: Counting) -> None:
+        schedule = due(seconds_ago=25, every=3600, start_deadline_seconds=10)
+        Member(backend).tick()
+        assert self.rows(schedule) == [(0, "skipped", "expired")]
+
+    def test_a_queued_run_expires_when_its_time_to_start_is_over(self) -> None:
+        schedule = make_schedule(start_deadline_seconds=10)
+        now = database_now()
+        old, young, begun = (
+            make_run(
+                schedule=schedule,
+                state="queued",
+                reason="overlap",
+                scheduled_at=now - timedelta(seconds=seconds),
+                due_at=now - timedelta(seconds=seconds),
+                attempt=attempt,
+            )
+            for seconds, attempt in ((11, 0), (3, 0), (60, 1))
+        )
+        unlimited = make_run(state="queued", due_at=now - timedelta(days=1))
+        assert lifecycle.expire() == 1
+        states = {run.pk: run.state for run in Run.objects.all()}
+        assert states == {
+            old.pk: "skipped",
+            young.pk: "queued",
+            begun.pk: "queued",
+            unlimited.pk: "queued",
+        }
+        assert Run.objects.get(pk=old.pk).reason == "expired"

@@ -90,7 +90,7 @@ def test_a_job_that_raises_is_a_failed_outcome(pool: ProcessPool) -> None:
 def test_a_cancel_reaches_the_job(pool: ProcessPool) -> None:
     pool.submit([assignment(1, "tests.wait_for_cancel")])
     collect(pool, lambda seen: any(isinstance(item, Progressed) for item in seen))
-    pool.cancel({1: "the lease is lost", 2: "nobody runs this"})
+    pool.cancel({1: "the lease is lost", 2: "nobody runs this"}, reason="lease_lost")
     outcome = ended(collect(pool, lambda seen: bool(ended(seen))))[1].outcome
     assert outcome.result == "stopped: the lease is lost"
 
@@ -99,7 +99,7 @@ def test_progress_is_told_while_the_job_runs(pool: ProcessPool) -> None:
     pool.submit([assignment(1, "tests.wait_for_cancel")])
     (told,) = collect(pool, lambda seen: any(isinstance(item, Progressed) for item in seen))
     assert told == Progressed(1, 50.0, "half")
-    pool.cancel({1: "enough"})
+    pool.cancel({1: "enough"}, reason="shutdown")
     collect(pool, lambda seen: bool(ended(seen)))
 
 

@@ -14,7 +14,7 @@ from distcron_app import lifecycle, nodes
 from distcron_app.conf import Config
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
-from distcron_app.lifecycle import ClaimedRun, Decision, Finished, Skip
+from distcron_app.lifecycle import CancelResult, ClaimedRun, Decision, Finished, Skip, Stops
 from distcron_app.locks import new_owner_token
 from distcron_app.models import Attempt, Node, Run, RunOutput, Schedule
 from tests.factories import make_node, make_run, make_schedule
@@ -582,11 +582,11 @@ class TestRelease:
         assert Run.objects.get(pk=other.run_id).state == "running"
 
 
-class TestSuperseded:
+class TestStops:
     def test_a_run_that_is_still_ours_is_not(self) -> None:
         node = make_node()
         runs = [claimed_run(node), started_run(node)]
-        assert lifecycle.superseded(runs) == set()
+        assert lifecycle.stops(runs) == Stops(gone=frozenset(), asked={})
 
     def test_a_released_and_a_recovered_run_are(self) -> None:
         node = make_node()
@@ -594,21 +594,60 @@ class TestSuperseded:
         lifecycle.release(lost.schedule_id)
         bury(node)
         lifecycle.recover()
-        assert lifecycle.superseded([lost, repeated]) == {lost.run_id, repeated.run_id}
+        assert lifecycle.stops([lost, repeated]).gone == {lost.run_id, repeated.run_id}
 
     def test_a_lost_run_is_still_its_owners(self) -> None:
         node = make_node()
         run = started_run(node)
         bury(node)
         lifecycle.recover()
-        assert lifecycle.superseded([run]) == set()
+        assert lifecycle.stops([run]).gone == set()
 
     def test_a_run_that_another_node_owns_now_is(self) -> None:
         node = make_node()
         run = claimed_run(node)
         lifecycle.give_back([run])
         lifecycle.claim_queued({run.run_id: new_owner_token()}, make_node().pk)
-        assert lifecycle.superseded([run]) == {run.run_id}
+        assert lifecycle.stops([run]).gone == {run.run_id}
+
+
+class TestCancel:
+    def test_a_queued_and_a_claimed_run_are_cancelled_at_once(self) -> None:
+        node = make_node()
+        claimed = claimed_run(node)
+        queued = lifecycle.queue_manual(make_schedule(), by="siti")
+        result = lifecycle.request_cancel([claimed.run_id, queued.pk], cause="by siti: wrong data")
+        assert result.cancelled == (claimed.run_id, queued.pk)
+        assert {(run.state, run.reason, run.error) for run in Run.objects.all()} == {
+            ("cancelled", "cancelled", "by siti: wrong data")
+        }
+        assert lifecycle.start([claimed], node.pk) == set()
+
+    def test_a_running_one_is_asked_once_and_its_node_learns_the_cause(self) -> None:
+        run = started_run(make_node())
+        assert lifecycle.request_cancel([run.run_id], cause="by siti").asked == (run.run_id,)
+        assert lifecycle.request_cancel([run.run_id], cause="by budi").asked == ()
+        assert lifecycle.stops([run]) == Stops(gone=frozenset(), asked={run.run_id: "by siti"})
+        assert Run.objects.get().state == "running"
+
+    def test_a_run_that_was_asked_may_still_succeed(self) -> None:
+        run = started_run(make_node())
+        lifecycle.request_cancel([run.run_id], cause="by siti")
+        assert lifecycle.finish([report(run)]).accepted == {run.run_id}
+        assert Run.objects.get().state == "succeeded"
+
+    def test_a_final_run_is_left_alone(self) -> None:
+        run = started_run(make_node())
+        lifecycle.finish([report(run)])
+        assert lifecycle.request_cancel([run.run_id], cause="by siti") == CancelResult()
+        assert Run.objects.get().state == "succeeded"
+
+    def test_a_run_that_was_asked_to_stop_is_not_run_again_after_a_crash(self) -> None:
+        node = make_node()
+        run = started_run(node, delivery="at_least_once")
+        lifecycle.request_cancel([run.run_id], cause="by siti")
+        bury(node)
+        assert lifecycle.recover().lost == (run.run_id,)
 
 
 class TestLeaseLost:

@@ -249,3 +249,89 @@ def test_every_due_instant_is_decided_upon_exactly_once() -> None:
         decided = sum(part.count for part in (found.coalesced, found.misfired) if part)
         total = rule.count(due_from - timedelta(seconds=1), now)
         assert decided + (found.run is not None) == total
+
+
+class TestMisfirePolicies:
+    """The newest of four late instants is at 07:00, and it is 07:30."""
+
+    @staticmethod
+    def late(**values: object) -> Plan:
+        return plan(
+            HOURLY,
+            due_from=utc("2026-01-01T04:00"),
+            now=utc("2026-01-01T07:30"),
+            misfire_grace=GRACE,
+            catchup_window=timedelta(hours=6),
+            **values,  # type: ignore[arg-type]
+        )
+
+    def test_run_all_runs_each_the_oldest_first(self) -> None:
+        assert self.late(misfire="run_all") == Plan(
+            run=utc("2026-01-01T04:00"),
+            then=(utc("2026-01-01T05:00"), utc("2026-01-01T06:00"), utc("2026-01-01T07:00")),
+            next=utc("2026-01-01T08:00"),
+        )
+
+    def test_run_all_keeps_the_newest_where_there_are_too_many(self) -> None:
+        assert self.late(misfire="run_all", catchup_max=2) == Plan(
+            run=utc("2026-01-01T06:00"),
+            then=(utc("2026-01-01T07:00"),),
+            misfired=span("2026-01-01T04:00", "2026-01-01T05:00", 2),
+            next=utc("2026-01-01T08:00"),
+        )
+
+    def test_run_all_runs_no_more_than_the_schedule_has_left(self) -> None:
+        assert self.late(misfire="run_all", max_runs=5, runs_so_far=3) == Plan(
+            run=utc("2026-01-01T04:00"), then=(utc("2026-01-01T05:00"),), next=None
+        )
+
+    def test_run_all_looks_back_no_further_than_the_window(self) -> None:
+        found = plan(
+            HOURLY,
+            due_from=utc("2026-01-01T04:00"),
+            now=utc("2026-01-01T07:30"),
+            misfire_grace=GRACE,
+            misfire="run_all",
+            catchup_window=timedelta(hours=1),
+        )
+        assert found == Plan(
+            run=utc("2026-01-01T07:00"),
+            misfired=span("2026-01-01T04:00", "2026-01-01T06:00", 3),
+            next=utc("2026-01-01T08:00"),
+        )
+
+    def test_run_all_with_nothing_in_the_window_runs_nothing(self) -> None:
+        found = plan(
+            HOURLY,
+            due_from=utc("2026-01-01T04:00"),
+            now=utc("2026-01-01T07:30"),
+            misfire_grace=GRACE,
+            misfire="run_all",
+            catchup_window=timedelta(minutes=10),
+        )
+        assert (found.run, found.then, found.misfired) == (
+            None,
+            (),
+            span("2026-01-01T04:00", "2026-01-01T07:00", 4),
+        )
+
+    def test_skip_runs_none_of_them(self) -> None:
+        assert self.late(misfire="skip") == Plan(
+            run=None,
+            misfired=span("2026-01-01T04:00", "2026-01-01T07:00", 4),
+            next=utc("2026-01-01T08:00"),
+        )
+
+    def test_skip_leaves_due_what_is_within_the_grace(self) -> None:
+        found = plan(
+            EVERY_MINUTE,
+            due_from=utc("2026-01-01T07:00"),
+            now=utc("2026-01-01T07:30:20"),
+            misfire_grace=GRACE,
+            misfire="skip",
+        )
+        assert found == Plan(
+            run=None,
+            misfired=span("2026-01-01T07:00", "2026-01-01T07:29", 30),
+            next=utc("2026-01-01T07:30"),
+        )

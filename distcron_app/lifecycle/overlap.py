@@ -1,0 +1,66 @@
+"""What happens to an occurrence whose schedule already has as many active runs as it may.
+
+Pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Literal
+
+from django.db import models
+
+from distcron_app.models import Run, Schedule
+
+__all__ = ["Fate", "OpenRuns", "fate", "open_runs"]
+
+Fate = Literal["start", "queue", "skip"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRuns:
+    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones."""
+
+    active: int = 0
+    blocked_by: int | None = None
+    waiting: int = 0
+
+
+def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0) -> Fate:
+    """Return whether a run may start, waits in the queue of its schedule, or is skipped.
+
+    ``own`` is 1 where the run itself is among the active ones: a recovered run keeps its
+    schedule while it waits for its next attempt.
+    """
+    limit = schedule.active_limit
+    if limit is None or runs.active - own < limit:
+        return "start"
+    places = {
+        Schedule.Overlap.QUEUE_ONE: 1,
+        Schedule.Overlap.QUEUE_ALL: schedule.max_queued,
+        # It takes the place of whatever waits.
+        Schedule.Overlap.REPLACE: runs.waiting + 1,
+    }
+    return "queue" if runs.waiting < places.get(Schedule.Overlap(schedule.overlap), 0) else "skip"
+
+
+def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
+    """Return the open runs of the schedules that have any, by one read."""
+    is_active = ~models.Q(state=Run.State.QUEUED) | models.Q(attempt__gt=0)
+    waits = models.Q(state=Run.State.QUEUED, attempt=0, reason=Run.Reason.OVERLAP)
+    rows = (
+        Run.objects.open()
+        .filter(schedule__in=list(schedule_ids))
+        .order_by()
+        .values_list("schedule_id")
+        .annotate(
+            active=models.Count("id", filter=is_active),
+            first=models.Min("id", filter=is_active),
+            waiting=models.Count("id", filter=waits),
+        )
+    )
+    return {
+        pk: OpenRuns(active=active, blocked_by=first, waiting=waiting)
+        for pk, active, first, waiting in rows
+    }

@@ -460,6 +460,10 @@ class RedisCluster:
 
         return wait_for(successor, 20, "the failover")
 
+    def is_complete(self) -> bool:
+        """Tell whether all servers know each other and who serves each slot."""
+        return all(map(self._knows_all, self.servers))
+
     def _owner(self, slot: int) -> RedisServer:
         running = next(server for server in self.servers if server.is_running)
         with running.client() as client:
@@ -479,7 +483,7 @@ class RedisCluster:
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
                 if server is not first:
                     client.execute_command("CLUSTER MEET", HOST, first.port, first.bus_port)
-        wait_for(lambda: all(map(self._knows_all, self.servers)), 20, "the cluster to form")
+        wait_for(self.is_complete, 20, "the cluster to form")
         for number, replica in enumerate(self.servers[3:]):
             self._follow(replica, self.servers[number % 3])
 

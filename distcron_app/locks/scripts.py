@@ -71,12 +71,14 @@ class Call:
 
 
 # The first lines of a script that writes to the index. Lua prints numbers of up to 14
-# digits exactly, so instants in milliseconds need no format until the year 5138.
+# digits exactly, so instants in milliseconds need no format until the year 5138; as text
+# they are cheaper to hand over than as numbers.
 _TIMES = """
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
-local expiry = now + ARGV[1]
+local expiry = '' .. now + ARGV[1]
+now = '' .. now
 local listed = {}
 """
 # Its last ones. One ZADD for many keys costs half of one ZADD each; unpack() can put
@@ -85,7 +87,7 @@ _INDEX = """
 for first = 1, #listed, 1000 do
   call('ZADD', KEYS[1], unpack(listed, first, math.min(first + 999, #listed)))
 end
-call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 1)
+call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. now)
 """
 
 # KEYS[1] index; KEYS[2..n] lock keys

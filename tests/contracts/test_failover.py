@@ -289,13 +289,17 @@ def test_slot_that_nobody_served_is_found_again(lasting_cluster):
     backend = lock_backend()
     take(backend, "schedule:1")
     slot = redis.cluster.key_slot(TAG.encode())
-    with lasting_cluster.owner_of(TAG).client() as client:
-        client.execute_command("CLUSTER DELSLOTS", slot)
-        for _ in range(2):
-            with pytest.raises(LockUnavailable):
-                take(backend, "schedule:2")
+    owner = lasting_cluster.owner_of(TAG)
+    for server in lasting_cluster.servers:
+        with server.client() as client:
+            client.execute_command("CLUSTER DELSLOTS", slot)
+    for _ in range(2):
+        with pytest.raises(LockUnavailable):
+            take(backend, "schedule:2")
+    with owner.client() as client:
         client.execute_command("CLUSTER ADDSLOTS", slot)
     wait_for(lambda: answer(lambda: take(backend, "schedule:2")), 10, "the slot")
+    wait_for(lambda: lasting_cluster.is_complete(), 10, "all servers to know it")
 
 
 def test_large_batch_after_script_flush_in_a_cluster(lasting_cluster):

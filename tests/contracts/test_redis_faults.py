@@ -468,6 +468,8 @@ def test_forked_child_does_not_use_its_parent_s_connection(backend):
     won = take(backend, "schedule:1")
     child = os.fork()
     if child == 0:
+        # Ends a child that waits for a lock of its parent.
+        signal.alarm(20)
         try:
             for number in range(200):
                 backend.acquire({f"child:{number}": "c"}, LONG)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
@@ -205,6 +206,8 @@ def test_forked_child_starts_closed(breaker, backend):
     with breaker._mutex:
         child = os.fork()
         if child == 0:
+            # Ends a child that waits for a lock of its parent.
+            signal.alarm(20)
             try:
                 breaker.ping()
                 backend.is_down = True

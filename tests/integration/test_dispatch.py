@@ -658,3 +658,19 @@ class TestLevels:
         Run.objects.filter(pk=run.run_id).update(state="running")
         (skipped,) = member.tick().claimed.skipped
         assert skipped.reason == "overlap"
+
+    def test_a_strict_lease_whose_renewals_hang_is_lost_before_it_ends(
+        self, member: Members, strict: Counting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        guarded = self.at("quorum")
+        (run,) = member.tick().claimed.runs
+
+        def hang(leases: Collection[Lease], ttl_ms: int) -> dict[str, Lease]:
+            member.clock.ahead += 2.0
+            raise LockUnavailable("memory", "no answer in 2 s")
+
+        monkeypatch.setattr(strict, "renew", hang)
+        # Asked at 6.5, known at 8.5; the next try would have failed at 15.5, the end is at 15.
+        member.clock.ahead = 6.5
+        assert set(member.leases.renew()) == {run.run_id}
+        assert run.schedule_id == guarded.pk

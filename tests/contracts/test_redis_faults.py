@@ -468,6 +468,16 @@ def test_kept_connection_is_one_and_goes_back_to_the_pool(backend):
     assert len(pool._in_use_connections) == 0
 
 
+def test_connection_that_broke_is_given_back_once(proxied, proxy):
+    """Else another thread would get it out of the pool and read the answers of the first."""
+    take(proxied, "schedule:1")
+    proxy.cut()
+    take(proxied, "schedule:2")
+    gc.collect()
+    pool = get_redis_connection("distcron").connection_pool
+    assert (len(pool._in_use_connections), pool._available_connections) == (1, [])
+
+
 def test_forked_child_does_not_use_its_parent_s_connection(backend):
     won = take(backend, "schedule:1")
     child = os.fork()

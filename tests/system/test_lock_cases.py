@@ -83,10 +83,10 @@ def begins(cluster: Cluster, run: dict[str, Any]) -> int:
 
 
 def ran_between(cluster: Cluster, node: Node, since: datetime, until: datetime) -> int:
-    """Return how many runs that were due in a span of time the node has executed."""
+    """Return how many runs the node has started in a span of time and ended."""
     ids = node.ids()
     done = [run for run in cluster.runs(state="succeeded") if str(run["node_id"]) in ids]
-    return len([run for run in done if since < run["due_at"] < until])
+    return len([run for run in done if since < run["started_at"] < until])
 
 
 def test_a_holder_that_wakes_after_its_ttl_does_not_extend_the_lock_of_the_next(

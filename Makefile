@@ -16,7 +16,14 @@ SYSTEM_TESTS ?= tests/system
 # What `make test` has time for; `make test-system` runs them all.
 SYSTEM_SUBSET := $(patsubst %,tests/system/test_%.py, \
   cases checker deployment failpoints node_faults redis_faults shutdown) \
-  tests/system/test_demo.py::test_a_bounded_demo_misses_nothing_and_survives_a_killed_node
+  tests/system/test_demo.py::test_a_bounded_demo_misses_nothing_and_survives_a_killed_node \
+  $(addprefix tests/system/test_lock_cases.py::test_, \
+    a_node_cut_off_from_redis_and_the_others_run_each_occurrence_once \
+    a_job_whose_lock_was_lost_succeeds_and_the_loss_is_noted_beside_it \
+    a_node_that_comes_after_a_short_job_is_done_does_not_run_it_again \
+    the_death_of_the_busiest_node_right_before_many_are_due_costs_none_of_them) \
+  $(addprefix tests/system/test_lock_levels.py::test_, \
+    a_holder_whose_lock_session_ends_is_told_and_nobody_runs_beside_it)
 
 ##@ Try it
 .PHONY: demo demo-stop demo-clean

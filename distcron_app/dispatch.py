@@ -137,6 +137,16 @@ class _Due:
         return exclusions_of(*self.calendar)
 
     @property
+    def runs_left(self) -> int | None:
+        """Return how many runs may follow the one of now; None means any number.
+
+        Whether that one counts is decided by the claim, which knows what overlaps.
+        """
+        if self.max_runs is None:
+            return None
+        return max(0, self.max_runs - self.runs_planned - 1)
+
+    @property
     def catchup_window(self) -> timedelta | None:
         if self.catchup_window_seconds is None:
             return None
@@ -386,9 +396,8 @@ class Dispatcher:
             catchup_window=row.catchup_window,
             catchup_max=row.catchup_max,
             ends_at=row.ends_at,
-            max_runs=row.max_runs,
-            runs_so_far=row.runs_planned,
         )
+        plan = dataclasses.replace(plan, then=plan.then[: row.runs_left])
         after = _after(row, plan)
         expired = [each for each in (plan.run, *plan.then) if each and row.has_expired(each)]
         if expired:

@@ -271,6 +271,8 @@ def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
                 "run again."
             )
         )
+    if run.reason == Run.Reason.AGAIN:
+        return Explanation(why=_("A person started it again. It waits for a node with a slot."))
     if run.reason == Run.Reason.RETRY:
         return Explanation(
             why=_("Attempt %(number)d failed: %(error)s It waits for its next attempt.")

@@ -1,7 +1,8 @@
-"""The thread that keeps a node alive: its heartbeat in the database and its leases.
+"""The threads that keep a node alive: one its heartbeat in the database, one its leases.
 
-It has a database connection of its own. It stops renewing when the loop has not turned
-for a whole lease: a node whose loop hangs must look dead.
+Apart from each other and from the loop, so that a database that hangs costs no lease and
+a Redis that hangs no heartbeat. There is no heartbeat when the loop has not turned for a
+whole lease: a node whose loop hangs must look dead.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Keeper:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._lost: dict[int, str] = {}
         self._acknowledged_at = 0.0
         self._up_since: float | None = None
@@ -61,7 +62,7 @@ class Keeper:
         self.node_id: UUID
 
     def begin(self, node_id: UUID) -> None:
-        """Keep ``node_id`` alive from now on; the thread starts with the first call."""
+        """Keep ``node_id`` alive from now on; the threads start with the first call."""
         now = self._clock.monotonic()
         with self._lock:
             self.node_id = node_id
@@ -70,15 +71,22 @@ class Keeper:
             if self._up_since is None:
                 self._up_since = now
         self._measure_offset()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
-            self._thread.start()
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=keep, name=name, daemon=True)
+                for name, keep in (
+                    ("heartbeat", self._keep_heartbeat),
+                    ("leases", self._keep_leases),
+                )
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def end(self) -> None:
-        """Stop the thread. Blocks until it has ended, at most a few seconds."""
+        """Stop the threads. Blocks until they have ended, at most a few seconds."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
+        for thread in self._threads:
+            thread.join(timeout=5)
 
     def ticked(self) -> None:
         """Tell that the loop is alive."""
@@ -116,19 +124,27 @@ class Keeper:
             lost, self._lost = self._lost, {}
         return lost
 
-    def _run(self) -> None:
-        heartbeat_at = renew_at = 0.0
+    def _keep_heartbeat(self) -> None:
         while not self._stop.is_set():
-            now = self._clock.monotonic()
-            if now >= renew_at:
-                self._renew()
-                renew_at = self._clock.monotonic() + self._config.lock_ttl_seconds / 3
-            if now >= heartbeat_at:
-                ok = self._heartbeat()
-                pause = self._config.heartbeat_seconds if ok else RETRY_SECONDS
-                heartbeat_at = self._clock.monotonic() + pause * random.uniform(0.9, 1.0)  # noqa: S311
-            self._clock.wait(self._stop, min(renew_at, heartbeat_at) - self._clock.monotonic())
+            ok = self._safely(self._heartbeat)
+            pause = self._config.heartbeat_seconds if ok else RETRY_SECONDS
+            self._clock.wait(self._stop, pause * random.uniform(0.9, 1.0))  # noqa: S311
         connection.close()
+
+    def _keep_leases(self) -> None:
+        # A thread of its own: a database that hangs must not cost the leases in Redis.
+        while not self._stop.is_set():
+            self._safely(self._renew)
+            self._clock.wait(self._stop, self._config.lock_ttl_seconds / 3)
+        connection.close()
+
+    def _safely(self, action: Callable[[], bool]) -> bool:
+        """Do it; whatever it raises is logged, since a node without these threads is a zombie."""
+        try:
+            return action()
+        except Exception:
+            logger.exception("keeper_failed action=%s", action.__name__)
+            return False
 
     def _heartbeat(self) -> bool:
         sent_at = self._clock.monotonic()
@@ -173,9 +189,10 @@ class Keeper:
         after = self._clock.now()
         self._offset = theirs - (before + (after - before) / 2)
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
         lost = self._leases.renew()
         if lost:
             with self._lock:
                 self._lost.update(lost)
             self._on_change()
+        return True

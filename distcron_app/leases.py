@@ -104,7 +104,7 @@ class LeaseBook:
         the backend was wiped, and the database still says that the run is ours. It is lost
         only when somebody else holds it, and never because the backend does not answer. At
         a strict level a lease is lost when its lock was gone for a moment, and while the
-        backend is away as soon as it would end before the next try.
+        backend is away as soon as it would end before the next try has failed.
         """
         with self._lock:
             current = {run_id: held for run_id, held in self._holdings.items() if not held.lost}
@@ -113,11 +113,12 @@ class LeaseBook:
             by_level.setdefault(held.grant.level.name, {})[run_id] = held
         lost: dict[int, str] = {}
         for same in by_level.values():
+            asked_at = self._clock.monotonic()
             try:
                 lost |= self._enter(same, self._renewed(same))
             except LockUnavailable as error:
                 logger.info("renew_failed error=%s", error)
-                lost |= self._expire(same, error.cause)
+                lost |= self._expire(same, error.cause, asked_at)
         return lost
 
     def _renewed(self, holdings: Mapping[int, _Holding]) -> dict[str, Lease]:
@@ -152,16 +153,19 @@ class LeaseBook:
         self.release(stray)
         return lost
 
-    def _expire(self, holdings: Mapping[int, _Holding], cause: str) -> dict[int, str]:
+    def _expire(
+        self, holdings: Mapping[int, _Holding], cause: str, asked_at: float
+    ) -> dict[int, str]:
         now = self._clock.monotonic()
+        # The next try begins a third of the TTL from now, and may take as long to fail.
+        known_at = now + self._ttl_ms / 3000 + (now - asked_at)
         lost: dict[int, str] = {}
         with self._lock:
             for run_id, held in holdings.items():
                 lease = held.grant.lease
                 if lease is None or not held.grant.level.is_strict:
                     continue
-                # The next try comes a third of the TTL from now: too late for this one.
-                if lease.expires_at <= now + self._ttl_ms / 3000:
+                if lease.expires_at <= known_at:
                     held.lost = True
                     lost[run_id] = f"lock {lease.name!r} could not be renewed, {cause}"
         return lost

@@ -41,6 +41,7 @@ __all__ = [
     "RedisServer",
     "SentinelTrio",
     "TcpProxy",
+    "faketime",
     "free_port",
     "maria_server",
     "pgbouncer",
@@ -310,14 +311,22 @@ class ClockedValkey(RedisServer):
 
     def environment(self) -> dict[str, str]:
         """Return what makes libfaketime read the clock from our file."""
-        found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-        assert found, "libfaketime is not installed."
-        return {
-            "LD_PRELOAD": str(found[0]),
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        return faketime(self._clock_file)
+
+
+def faketime(clock_file: Path) -> dict[str, str]:
+    """Return the environment of a process whose wall clock is that of ``clock_file``.
+
+    The file holds the seconds it is ahead, as "+300", and may change at any time.
+    """
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    assert found, "libfaketime is not installed."
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(clock_file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
 
 
 class _SentinelServer(RedisServer):

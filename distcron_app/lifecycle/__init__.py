@@ -22,7 +22,7 @@ second after an edit moves ``next_run_at`` back.
 """
 
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
-from distcron_app.lifecycle.claim import claim, claim_queued, queue_manual, read_back
+from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
 from distcron_app.lifecycle.outcome import (
     FinishResult,
     finish,
@@ -74,6 +74,7 @@ __all__ = [
     "finish",
     "give_back",
     "note_lease_lost",
+    "queue_again",
     "queue_manual",
     "read_back",
     "recover",

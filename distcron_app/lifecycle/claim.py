@@ -16,9 +16,9 @@ from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.overlap import Fate, OpenRuns, fate, open_runs
 from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
-from distcron_app.models import Node, Run, Schedule
+from distcron_app.models import Attempt, Node, Run, Schedule, ended_attempt
 
-__all__ = ["claim", "claim_queued", "queue_manual", "read_back"]
+__all__ = ["claim", "claim_queued", "queue_again", "queue_manual", "read_back"]
 
 # Told to the active run that a newer occurrence replaces.
 REPLACE_CAUSE = "a newer occurrence replaces it"
@@ -124,6 +124,53 @@ def queue_manual(schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | 
             due_at=database_now(),
             state=Run.State.QUEUED,
         )
+
+
+def queue_again(run_id: int) -> Run | None:
+    """Queue a run again that has failed, was cancelled or is lost; for a person.
+
+    It is the same run with one more attempt; the policy adds none to it. Return None where
+    it is in another state by now, or its schedule is gone. Raise ScheduleBusy when the
+    schedule has as many active runs as it may.
+    """
+    with transaction.atomic():
+        run = Run.objects.select_for_update().filter(pk=run_id, state__in=_ENDED_BADLY).first()
+        schedule = None
+        if run is not None:
+            schedule = Schedule.objects.select_for_update().filter(pk=run.schedule_id or 0).first()
+        if run is None or schedule is None:
+            return None
+        beside = open_runs([schedule.pk]).get(schedule.pk, OpenRuns())
+        if fate(schedule, beside) != "start":
+            raise ScheduleBusy(schedule.key, beside.blocked_by or 0)
+        now = database_now()
+        if run.attempt and not Attempt.objects.filter(run=run, number=run.attempt).exists():
+            ended_attempt(run, run.reason, run.finished_at or now, run.error).save()
+        run.state, run.reason, run.due_at = Run.State.QUEUED, Run.Reason.AGAIN, now
+        run.owner_token, run.node_id, run.finished_at = "", None, None
+        run.cancel_requested_at, run.cancel_cause, run.late = None, "", False
+        run.progress_percent, run.progress_message, run.details = None, "", None
+        run.save(update_fields=_AGAIN_FIELDS)
+        return run
+
+
+# From these a person may start a run again.
+_ENDED_BADLY = (Run.State.FAILED, Run.State.CANCELLED, Run.State.LOST)
+# What queue_again changes of a run.
+_AGAIN_FIELDS = (
+    "state",
+    "reason",
+    "due_at",
+    "owner_token",
+    "node",
+    "finished_at",
+    "cancel_requested_at",
+    "cancel_cause",
+    "late",
+    "progress_percent",
+    "progress_message",
+    "details",
+)
 
 
 def read_back(owner_tokens: Collection[str], node_id: UUID) -> list[ClaimedRun]:

@@ -160,10 +160,11 @@ class _ServerRoute:
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
+        self._is_closed = False
         self._connection = pool.get_connection()
 
     def __del__(self) -> None:
-        # Also where get_connection() failed. Giving back twice is harmless.
+        # Also where get_connection() failed.
         if hasattr(self, "_connection"):
             self.close()
 
@@ -173,6 +174,10 @@ class _ServerRoute:
         return [self._read() for _ in commands]
 
     def close(self, *, broken: bool = False) -> None:
+        if self._is_closed:
+            # Once more would take it from whoever got it out of the pool since.
+            return
+        self._is_closed = True
         if broken:
             self._connection.disconnect()
         self._pool.release(self._connection)

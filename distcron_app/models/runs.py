@@ -96,6 +96,7 @@ class Run(models.Model):
         RELEASED = "released", _("its lock was released by a person")
         LEASE_LOST = "lease_lost", _("the job stopped because its lease was lost")
         SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
+        AGAIN = "again", _("started again by a person")
         RETRY = "retry", _("waits for its next attempt")
         RECOVERY = "recovery", _("runs again after a crash")
         OVERLAP = "overlap", _("the previous run was still active")

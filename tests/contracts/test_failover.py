@@ -86,7 +86,7 @@ def test_sentinel_failover_keeps_a_replicated_lock(trio):
 
 
 def test_primary_promoted_without_the_key_gives_the_lock_to_another_and_not_to_two(trio):
-    """OP-23: the old holder's renewal fails, and the key keeps the other's token."""
+    """OP-23, F17: the old holder's renewal fails, and the key keeps the other's token."""
     backend, other = lock_backend(), lock_backend("node-b")
     won = take(backend, "schedule:1")
     old, replicas = trio.primary, trio.replicas()
@@ -101,7 +101,7 @@ def test_primary_promoted_without_the_key_gives_the_lock_to_another_and_not_to_t
 
 
 def test_after_a_failover_any_node_can_lock_within_the_ttl(trio):
-    """OP-37: also when the holder is gone, and again by the first one afterwards."""
+    """OP-37, F17: also when the holder is gone, and again by the first one afterwards."""
     backend, other = lock_backend(), lock_backend("node-b")
     lease = take(backend, "schedule:1", ttl_ms=4000)["schedule:1"]
     wait_for_key(trio.replicas())

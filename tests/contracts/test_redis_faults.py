@@ -82,6 +82,7 @@ def test_renew_whose_reply_is_lost_still_renews(proxied, proxy):
 
 
 def test_release_whose_reply_is_lost_still_releases(proxied, proxy, client):
+    """OP-31: within the call."""
     won = take(proxied, "schedule:1")
     proxy.drop_next_reply(b"EVAL")
     proxied.release(won.values())
@@ -153,6 +154,7 @@ def test_one_batch_is_one_round_trip(hasty, proxy):
 
 
 def test_script_flush_changes_nothing(backend, client):
+    """F11."""
     names = [schedule_lock_name(number) for number in range(1001)]
     won = take(backend, *names)
     client.script_flush()
@@ -263,6 +265,7 @@ def test_breaker_opens_and_heals(backend, own_redis):
 
 
 def test_clearing_the_default_cache_frees_no_lock(backend, own_redis, settings):
+    """F6."""
     settings.CACHES = {
         **settings.CACHES,
         "default": {
@@ -413,6 +416,7 @@ def test_redis_that_wants_a_password_is_unavailable(backend, client):
 
 
 def test_redis_that_loads_its_data_is_unavailable_and_then_keeps_the_locks(use_redis):
+    """F11."""
     slow = ("--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024")
     with redis_server("--appendfsync", "always", *slow, appendonly=True) as server:
         use_redis(server.url_of(LOCK_DATABASE))
@@ -462,6 +466,16 @@ def test_kept_connection_is_one_and_goes_back_to_the_pool(backend):
     del forgotten
     gc.collect()
     assert len(pool._in_use_connections) == 0
+
+
+def test_connection_that_broke_is_given_back_once(proxied, proxy):
+    """Else another thread would get it out of the pool and read the answers of the first."""
+    take(proxied, "schedule:1")
+    proxy.cut()
+    take(proxied, "schedule:2")
+    gc.collect()
+    pool = get_redis_connection("distcron").connection_pool
+    assert (len(pool._in_use_connections), pool._available_connections) == (1, [])
 
 
 def test_forked_child_does_not_use_its_parent_s_connection(backend):

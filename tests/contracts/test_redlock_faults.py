@@ -218,6 +218,7 @@ class TestMajority:
         assert set(backend.acquire(wanted, LONG)) == {"schedule:1"}
 
     def test_refusal_is_no_loss(self, farm, backend, rival):
+        """OP-41."""
         take(rival, "schedule:1")
         assert take(backend, "schedule:1") == {}
         for server in farm.servers[1:]:
@@ -236,6 +237,7 @@ class TestMajority:
 
 class TestVotes:
     def test_lost_vote_leaves_no_key_and_the_next_try_wins(self, farm, backend):
+        """OP-39."""
         for server in farm.servers[1:]:
             set_by_hand(server, "a")
         assert take(backend, "schedule:1") == {}

@@ -230,7 +230,7 @@ class TestLocks:
         assert backend.inspect([name])[name].owner_token == run.owner_token
 
     def test_a_stuck_lock_delays_a_job_and_never_blocks_it(self, backend: Counting) -> None:
-        recent, stuck = due(seconds_ago=16, every=3600), due(seconds_ago=18, every=3600)
+        recent, stuck = due(seconds_ago=10, every=3600), due(seconds_ago=18, every=3600)
         for schedule in (recent, stuck):
             backend.acquire({schedule_lock_name(schedule.pk): new_owner_token()}, 3_600_000)
         tick = Member(backend).tick()
@@ -671,6 +671,22 @@ class TestLevels:
         Run.objects.filter(pk=run.run_id).update(state="running")
         (skipped,) = member.tick().claimed.skipped
         assert skipped.reason == "overlap"
+
+    def test_a_strict_lease_whose_renewals_hang_is_lost_before_it_ends(
+        self, member: Members, strict: Counting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        guarded = self.at("quorum")
+        (run,) = member.tick().claimed.runs
+
+        def hang(leases: Collection[Lease], ttl_ms: int) -> dict[str, Lease]:
+            member.clock.ahead += 2.0
+            raise LockUnavailable("memory", "no answer in 2 s")
+
+        monkeypatch.setattr(strict, "renew", hang)
+        # Asked at 6.5, known at 8.5; the next try would have failed at 15.5, the end is at 15.
+        member.clock.ahead = 6.5
+        assert set(member.leases.renew()) == {run.run_id}
+        assert run.schedule_id == guarded.pk
 
 
 class TestLateOnes:

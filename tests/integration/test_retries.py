@@ -9,6 +9,7 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from distcron_app import lifecycle
+from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import ClaimedRun, Failure, Finished
 from distcron_app.locks import new_owner_token
@@ -146,6 +147,48 @@ def test_without_failures_a_finish_costs_no_more_queries(
     success = failed(run, state="succeeded", reason="", error="", failure=None)
     with django_assert_max_num_queries(6):
         lifecycle.finish([success])
+
+
+class TestAgain:
+    """A person starts a run again that did not end well."""
+
+    @pytest.mark.parametrize("state", ["failed", "cancelled", "lost"])
+    def test_the_same_run_is_queued_with_one_more_attempt(self, state: str) -> None:
+        node = make_node()
+        run = started(node, max_attempts=1)
+        Run.objects.filter(pk=run.run_id).update(state=state, reason="error", error="boom")
+        queued = lifecycle.queue_again(run.run_id)
+        assert queued is not None
+        assert (queued.pk, queued.state, queued.reason) == (run.run_id, "queued", "again")
+        attempt = Attempt.objects.get()
+        assert (attempt.number, attempt.error) == (1, "boom")
+        second = again(node, run.run_id)
+        assert second.attempts_left < 1
+        assert lifecycle.finish([failed(second, failure=None)]).accepted == {run.run_id}
+        assert Run.objects.get().attempt == 2
+
+    @pytest.mark.parametrize("state", ["succeeded", "skipped", "queued"])
+    def test_any_other_run_is_left_alone(self, state: str) -> None:
+        run = started(make_node())
+        Run.objects.filter(pk=run.run_id).update(state=state)
+        assert lifecycle.queue_again(run.run_id) is None
+        assert Run.objects.get().state == state
+
+    def test_it_is_refused_while_another_run_is_active(self) -> None:
+        node = make_node()
+        run = started(node)
+        Run.objects.filter(pk=run.run_id).update(state="failed")
+        schedule = Schedule.objects.get()
+        (active,) = claim(schedule, node).runs
+        with pytest.raises(ScheduleBusy, match=f"blocked by run {active.run_id}"):
+            lifecycle.queue_again(run.run_id)
+
+    def test_a_late_report_of_the_attempt_before_changes_nothing(self) -> None:
+        run = started(make_node())
+        Run.objects.filter(pk=run.run_id).update(state="lost")
+        lifecycle.queue_again(run.run_id)
+        assert lifecycle.finish([failed(run, failure=None)]).rejected == {run.run_id}
+        assert Run.objects.get().state == "queued"
 
 
 @pytest.mark.parametrize(

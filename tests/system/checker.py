@@ -68,10 +68,11 @@ class AttemptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a job wrote: ``begin`` at its first line, ``effect`` at its last.
+    """What a job wrote: ``begin`` at its first line, ``effect`` at its last, ``told`` when it
+    was told to stop.
 
     ``began`` and ``ended`` are seconds of the host's monotonic clock, one clock for all
-    processes; the two are the same in a ``begin``.
+    processes; the two are the same but in an ``effect``.
     """
 
     kind: str
@@ -239,7 +240,11 @@ def _fencing_order(evidence: Evidence) -> Iterator[str]:
 
 def _changes_of_final_states(evidence: Evidence) -> Iterator[str]:
     for change in evidence.transitions:
-        settled_late = change.before == "lost" and change.after in ("succeeded", "failed")
+        settled_late = change.before == "lost" and change.after in (
+            "succeeded",
+            "failed",
+            "cancelled",
+        )
         if change.before in FINAL and not settled_late:
             yield f"I8 run {change.run_id}: was {change.before} and became {change.after}"
 

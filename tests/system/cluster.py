@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +31,7 @@ from typing import Any, Self
 import tzdata
 
 from distcron_app.lifecycle import TRANSITIONS
-from tests.services import PostgresCluster, RedisServer, redis_server, wait_for
+from tests.services import PostgresCluster, RedisServer, TcpProxy, redis_server, wait_for
 from tests.system.checker import (
     AttemptRow,
     Evidence,
@@ -44,7 +44,7 @@ from tests.system.checker import (
 )
 from tests.system.database import Database
 
-__all__ = ["SECONDS", "Cluster", "Node", "manage"]
+__all__ = ["SECONDS", "Cluster", "Node", "lock_key", "lock_keys", "manage", "urls_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # How long the tests under load run; more finds more.
@@ -202,8 +202,10 @@ class Node:
 class Cluster:
     """Nodes on one database, with a Redis of their own unless ``redis`` is False.
 
-    Without ``postgres`` the database is a SQLite file. ``template`` is the migrated
-    database that each cluster gets a copy of.
+    ``redis`` may also be a server that was not started yet. ``quorum`` is the number of
+    independent Redis instances behind the lock level "quorum". Without ``postgres`` the
+    database is a SQLite file. ``template`` is the migrated database that each cluster gets
+    a copy of.
     """
 
     def __init__(
@@ -211,13 +213,18 @@ class Cluster:
         postgres: PostgresCluster | None,
         *,
         template: str,
-        redis: bool = True,
+        redis: RedisServer | bool = True,
+        quorum: int = 0,
         config: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="distcron-system-"))
         self.nodes: list[Node] = []
-        self.redis: RedisServer | None = redis_server() if redis else None
+        if isinstance(redis, bool):
+            self.redis: RedisServer | None = redis_server() if redis else None
+        else:
+            self.redis = redis
+        self.quorum = [redis_server() for _ in range(quorum)]
         self._postgres = postgres
         self._template = template
         self._name = f"system_{os.getpid()}_{next(_numbers)}"
@@ -227,12 +234,13 @@ class Cluster:
             "DISTCRON_SYSTEM_CONFIG": json.dumps(
                 {"LOCK_DIRECTORY": str(self.folder / "locks"), **(config or {})}
             ),
+            "DISTCRON_SYSTEM_QUORUM": urls_of(self.quorum),
             **(env or {}),
         }
 
     def __enter__(self) -> Self:
-        if self.redis is not None:
-            self.redis.start()
+        for server in self._servers:
+            server.start()
         self.database = Database(self._copy_of_the_template())
         self.env = environment(
             self.database.url, self.redis.url if self.redis else "", **self._more
@@ -243,12 +251,16 @@ class Cluster:
         for node in self.nodes:
             node.close()
         self.database.close()
-        if self.redis is not None:
-            self.redis.close()
+        for server in self._servers:
+            server.close()
         if self._postgres is not None:
             with self._postgres.connect("postgres") as connection:
                 connection.execute(f'DROP DATABASE IF EXISTS "{self._name}" WITH (FORCE)')
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _servers(self) -> list[RedisServer]:
+        return ([] if self.redis is None else [self.redis]) + self.quorum
 
     def _copy_of_the_template(self) -> str:
         if self._postgres is None:
@@ -475,12 +487,29 @@ class Cluster:
 
     def _locks_left(self) -> tuple[str, ...]:
         """Return the locks in Redis that do not end by themselves within their TTL."""
-        if self.redis is None:
-            return ()
-        with self.redis.client() as client, contextlib.suppress(AssertionError):
-            wait_for(lambda: not client.keys("{distcron:lock}:*"), LEASE_SECONDS + 1)
-        with self.redis.client() as client:
-            return tuple(map(str, client.keys("{distcron:lock}:*")))
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not self._locks(), LEASE_SECONDS + 1)
+        return self._locks()
+
+    def _locks(self) -> tuple[str, ...]:
+        running = [server for server in self._servers if server.is_running]
+        return tuple(key for server in running for key in lock_keys(server))
+
+
+def lock_key(schedule_id: int) -> str:
+    """Return the key of a schedule's lock in Redis."""
+    return f"{{distcron:lock}}:schedule:{schedule_id}"
+
+
+def lock_keys(server: RedisServer) -> list[str]:
+    """Return the keys of all locks that a Redis holds."""
+    with server.client() as client:
+        return sorted(key.decode() for key in client.keys("{distcron:lock}:*"))
+
+
+def urls_of(servers: Iterable[RedisServer | TcpProxy]) -> str:
+    """Return what DISTCRON_SYSTEM_QUORUM holds for these instances, or proxies before them."""
+    return json.dumps([f"redis://127.0.0.1:{server.port}/0" for server in servers])
 
 
 def next_second(seconds_ahead: int = 0) -> datetime:

@@ -51,6 +51,7 @@ def test_connections_dropped_while_idle_and_during_a_job_cost_nothing(
 def test_four_nodes_on_sqlite_run_five_hundred_occurrences_once(
     make_sqlite_cluster: MakeCluster,
 ) -> None:
+    """OP-45: on SQLite and file locks."""
     cluster = make_sqlite_cluster()
     nodes = cluster.start_nodes(3)
     readable = cluster.launch_node("--log", "text")

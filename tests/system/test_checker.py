@@ -224,8 +224,9 @@ def test_a_final_state_that_changed_is_found() -> None:
     assert found(evidence) == {"I8", "I12"}
 
 
-def test_a_lost_run_may_be_settled_late() -> None:
-    late = (*changes(1, "claimed", "running", "lost", "succeeded"), *changes(2, *RAN))
+@pytest.mark.parametrize("settled", ["succeeded", "failed", "cancelled"])
+def test_a_lost_run_may_be_settled_late(settled: str) -> None:
+    late = (*changes(1, "claimed", "running", "lost", settled), *changes(2, *RAN))
     assert found(a_history(transitions=late)) == set()
 
 

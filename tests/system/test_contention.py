@@ -51,6 +51,7 @@ def writes_beside_the_claim(entries: list[dict[str, Any]]) -> list[str]:
 def test_ten_nodes_run_each_occurrence_once_and_losers_leave_the_database_alone(
     cluster: Cluster,
 ) -> None:
+    """OP-45: on PostgreSQL and Redis."""
     notes = cluster.folder / "observed"
     nodes = cluster.start_nodes(NODES, DISTCRON_SYSTEM_OBSERVER=str(notes))
     for number in range(SCHEDULES):

@@ -22,6 +22,7 @@ PLACES = {
 def test_a_node_may_die_at_any_step_and_every_occurrence_has_an_outcome(
     cluster: Cluster, delivery: str
 ) -> None:
+    """OP-21: also between the lock, the claim and its commit."""
     cluster.start_node()
     doomed = {
         place: cluster.launch_node(

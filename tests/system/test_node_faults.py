@@ -94,6 +94,7 @@ def test_a_killed_node_s_at_least_once_run_is_attempted_again_elsewhere(cluster:
 def test_a_node_paused_past_its_lease_settles_its_lost_run_by_a_late_report(
     cluster: Cluster,
 ) -> None:
+    """OP-27: it does not crash, starts nothing on the old lease, and goes on."""
     nodes = cluster.start_nodes(2)
     schedule = cluster.add(
         "held", "hold", every=1, arguments={"gate": str(cluster.gate())}, first=next_second()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distcron_app import JobContext, job
+from distcron_app.errors import LeaseLost
 from tests.system.app import failpoints
 
 LOOK_SECONDS = 0.02
@@ -94,6 +95,20 @@ def obey(context: JobContext) -> None:
     with traced(context):
         while True:
             context.wait(60)
+
+
+@job
+def heed(context: JobContext, gate: str) -> str:
+    """Work until the file ``gate`` exists; when told to stop before, write "told" and stop."""
+    with traced(context):
+        try:
+            while not Path(gate).exists():
+                context.wait(LOOK_SECONDS)
+        except LeaseLost:
+            now = time.monotonic()
+            _append("told", context, now, now)
+            raise
+        return "heeded"
 
 
 @job

@@ -23,7 +23,11 @@ SYSTEM_SUBSET := $(patsubst %,tests/system/test_%.py, \
     a_node_that_comes_after_a_short_job_is_done_does_not_run_it_again \
     the_death_of_the_busiest_node_right_before_many_are_due_costs_none_of_them) \
   $(addprefix tests/system/test_lock_levels.py::test_, \
-    a_holder_whose_lock_session_ends_is_told_and_nobody_runs_beside_it)
+    a_holder_whose_lock_session_ends_is_told_and_nobody_runs_beside_it) \
+  $(addprefix tests/system/test_policies.py::test_, \
+    after_three_hours_without_a_node_one_late_occurrence_runs \
+    occurrences_that_wait_run_in_their_order_and_the_queue_has_an_end \
+    a_job_that_fails_twice_succeeds_in_its_third_attempt)
 
 ##@ Try it
 .PHONY: demo demo-stop demo-clean

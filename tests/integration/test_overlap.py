@@ -28,12 +28,15 @@ CELLS = [
     ("queue_one", None, 100, 0, 0, "claimed"),
     ("queue_one", None, 100, 1, 0, "queued"),
     ("queue_one", None, 100, 1, 1, "skipped"),
+    ("queue_one", None, 100, 0, 1, "skipped"),
     ("queue_one", 2, 100, 1, 0, "claimed"),
     ("queue_one", 2, 100, 2, 0, "queued"),
     ("queue_all", None, 3, 1, 0, "queued"),
     ("queue_all", None, 3, 1, 2, "queued"),
     ("queue_all", None, 3, 1, 3, "skipped"),
     ("queue_all", None, 0, 1, 0, "skipped"),
+    ("queue_all", None, 3, 0, 1, "queued"),
+    ("queue_all", 2, 3, 1, 1, "queued"),
     ("replace", None, 100, 0, 0, "claimed"),
     ("replace", None, 100, 1, 0, "queued"),
     ("replace", None, 100, 1, 1, "queued"),
@@ -87,7 +90,7 @@ def test_each_cell_of_the_table(
     assert run.reason == ("" if state == "claimed" else "overlap")
     if state != "claimed":
         assert isinstance(run.details, dict)
-        assert run.details["blocked_by"] == blocking[0].pk
+        assert run.details["blocked_by"] == (blocking[0].pk if blocking else None)
 
 
 @pytest.mark.parametrize(("policy", "most", "places", "active", "waiting", "state"), CELLS)

@@ -54,7 +54,7 @@ _ROWS = re.compile(
 )
 # Names: dotted, with a slash or a hyphen, of flags, of locks, of settings and of commands.
 _NAMES = re.compile(
-    r"--[\w-]+|\w+(?:[./_-]\w+)+|\b(?:schedule|name):\w+|appendonly yes|read committed"
+    r"--[\w-]+|\w+(?:[./_-]\w+)+|\b(?:schedule|name):\w+|appendonly yes|READ COMMITTED"
     r"|schedulerctl (?:locks release|list|run)(?: KEY| NAME)?"
 )
 _SILENT_TAGS = {"code", "pre", "script", "style", "textarea"}

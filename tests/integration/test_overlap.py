@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,10 @@ def test_a_limit_of_no_run_at_all_is_refused() -> None:
     schedule.max_active = 0
     with pytest.raises(Exception, match="At least 1, or empty"):
         schedule.full_clean()
+
+
+def test_the_policies_page_lists_every_choice() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
+    rows = set(re.findall(r"^\| `([a-z_]+)`", page, re.MULTILINE))
+    choices = {*Schedule.Overlap.values, *Schedule.Misfire.values, *Schedule.Backoff.values}
+    assert choices <= rows

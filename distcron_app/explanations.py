@@ -23,6 +23,7 @@ __all__ = [
     "Occurrence",
     "Stretch",
     "app_frames",
+    "cancel_cause",
     "explain",
     "inert",
     "node_label",
@@ -30,6 +31,9 @@ __all__ = [
     "zone_data_warning",
 ]
 
+# As operations.cancel_run and lifecycle.REPLACE_CAUSE store it, in one language for all readers.
+_ASKED_BY = re.compile(r"by (?P<who>.+?): (?P<why>.*)", re.DOTALL)
+_REPLACED = "a newer occurrence replaces it"
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line ')
 _LIBRARY = re.compile(r"(site-packages|dist-packages|[/\\]lib[/\\]python3|^<frozen )")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -135,6 +139,18 @@ def node_label(run: Any) -> str:
     if run.node is not None:
         return str(run.node.name)
     return str(run.node_id)[:8] if run.node_id else ""
+
+
+def cancel_cause(run: Run) -> str:
+    """Return by whom and why a run was cancelled or asked to stop; "" where nobody did."""
+    cause = run.cancel_cause or (run.error if run.reason == Run.Reason.CANCELLED else "")
+    if cause == _REPLACED:
+        return _("a newer occurrence replaces it")
+    if asked := _ASKED_BY.fullmatch(cause):
+        return _("by %(who)s: %(why)s") % {
+            part: inert(text) for part, text in asked.groupdict().items()
+        }
+    return inert(cause)
 
 
 def app_frames(text: str) -> str:
@@ -253,7 +269,14 @@ def _active(run: Run, now: datetime) -> Explanation:
         )
     if run.state == Run.State.CLAIMED:
         return Explanation(why=_("Node %(node)s owns it and is about to start it.") % facts)
-    return Explanation(why=_("The job is running on node %(node)s.") % facts)
+    why = _("The job is running on node %(node)s.") % facts
+    if run.cancel_requested_at is None:
+        return Explanation(why=why)
+    asked = _("It was asked to stop, %s.") % cancel_cause(run).removesuffix(".")
+    return Explanation(
+        why=f"{why} {asked}",
+        advice=_("It ends where its job looks for that. A job that never looks runs to its end."),
+    )
 
 
 def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
@@ -297,10 +320,7 @@ def _ended(run: Run) -> Explanation:
     if run.state == Run.State.SUCCEEDED:
         return Explanation(why=_("The job ended without an error."))
     if run.state == Run.State.CANCELLED:
-        advice = ""
-        if run.reason == Run.Reason.LEASE_LOST:
-            advice = _("Run the schedule now if the work is still wanted.")
-        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display(), advice=advice)
+        return _cancelled(run)
     advices = {
         Run.Reason.JOB_NOT_FOUND: _("Deploy the code that registers the job on every node."),
         Run.Reason.INVALID_ARGUMENTS: _("Edit the arguments of the schedule."),
@@ -309,6 +329,21 @@ def _ended(run: Run) -> Explanation:
     return Explanation(
         why=_("It failed: %s.") % run.get_reason_display(),
         advice=advices.get(Run.Reason(run.reason), "") if run.reason in Run.Reason.values else "",
+    )
+
+
+def _cancelled(run: Run) -> Explanation:
+    cause = cancel_cause(run) if run.reason == Run.Reason.CANCELLED else ""
+    if not cause:
+        advice = ""
+        if run.reason == Run.Reason.LEASE_LOST:
+            advice = _("Run the schedule now if the work is still wanted.")
+        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display(), advice=advice)
+    why = _("It was cancelled, %s.") % cause.removesuffix(".")
+    if run.started_at is None:
+        return Explanation(why=why + " " + _("Its job had not started."))
+    return Explanation(
+        why=why + " " + _("Its job had started, and stopped where it looks for that.")
     )
 
 

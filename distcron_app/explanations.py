@@ -23,11 +23,11 @@ __all__ = [
     "Occurrence",
     "Stretch",
     "app_frames",
-    "cancel_cause",
     "explain",
     "inert",
     "node_label",
     "occurrences",
+    "stop_asked",
     "zone_data_warning",
 ]
 
@@ -141,16 +141,13 @@ def node_label(run: Any) -> str:
     return str(run.node_id)[:8] if run.node_id else ""
 
 
-def cancel_cause(run: Run) -> str:
-    """Return by whom and why a run was cancelled or asked to stop; "" where nobody did."""
-    cause = run.cancel_cause or (run.error if run.reason == Run.Reason.CANCELLED else "")
-    if cause == _REPLACED:
-        return _("a newer occurrence replaces it")
-    if asked := _ASKED_BY.fullmatch(cause):
-        return _("by %(who)s: %(why)s") % {
-            part: inert(text) for part, text in asked.groupdict().items()
-        }
-    return inert(cause)
+def stop_asked(run: Run) -> str:
+    """Return the sentence that says by whom and why a run was asked to stop, else ""."""
+    if run.cancel_requested_at is None:
+        return ""
+    if asked := _ASKED_BY.fullmatch(run.cancel_cause):
+        return _("It was asked to stop by %(who)s: “%(why)s”.") % _inert_parts(asked)
+    return _("It was asked to stop: %s.") % _in_words(run.cancel_cause)
 
 
 def app_frames(text: str) -> str:
@@ -244,7 +241,9 @@ def _lost(run: Run) -> Explanation:
     else:
         why = _("Node %(node)s stopped reporting while the job was running.") % facts
     why += " " + _("The job had started, so nobody knows whether its work was done.")
-    if run.delivery == Schedule.Delivery.AT_LEAST_ONCE:
+    if asked := stop_asked(run):
+        why += f" {asked} " + _("So no node starts it again.")
+    elif run.delivery == Schedule.Delivery.AT_LEAST_ONCE:
         why += " " + _("It had been run again after a crash already, so it was not started again.")
     else:
         why += " " + _("Its delivery is “at most once”, so no node starts it again.")
@@ -272,9 +271,8 @@ def _active(run: Run, now: datetime) -> Explanation:
     why = _("The job is running on node %(node)s.") % facts
     if run.cancel_requested_at is None:
         return Explanation(why=why)
-    asked = _("It was asked to stop, %s.") % cancel_cause(run).removesuffix(".")
     return Explanation(
-        why=f"{why} {asked}",
+        why=f"{why} {stop_asked(run)}",
         advice=_("It ends where its job looks for that. A job that never looks runs to its end."),
     )
 
@@ -333,18 +331,29 @@ def _ended(run: Run) -> Explanation:
 
 
 def _cancelled(run: Run) -> Explanation:
-    cause = cancel_cause(run) if run.reason == Run.Reason.CANCELLED else ""
-    if not cause:
+    if run.reason != Run.Reason.CANCELLED:
         advice = ""
         if run.reason == Run.Reason.LEASE_LOST:
             advice = _("Run the schedule now if the work is still wanted.")
         return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display(), advice=advice)
-    why = _("It was cancelled, %s.") % cause.removesuffix(".")
+    # Its error has the cause where it had not started, else how its job stopped.
+    asked = _ASKED_BY.fullmatch(run.error) or _ASKED_BY.fullmatch(run.cancel_cause)
+    if asked:
+        why = _("It was cancelled by %(who)s: “%(why)s”.") % _inert_parts(asked)
+    else:
+        cause = _in_words(run.cancel_cause or run.error)
+        why = _("It was cancelled: %s.") % (cause or run.get_reason_display())
     if run.started_at is None:
-        return Explanation(why=why + " " + _("Its job had not started."))
-    return Explanation(
-        why=why + " " + _("Its job had started, and stopped where it looks for that.")
-    )
+        return Explanation(why=f"{why} {_('Its job had not started.')}")
+    return Explanation(why=f"{why} {_('Its job had started.')}")
+
+
+def _inert_parts(found: re.Match[str]) -> dict[str, str]:
+    return {name: inert(text) for name, text in found.groupdict().items()}
+
+
+def _in_words(cause: str) -> str:
+    return _("a newer occurrence replaces it") if cause == _REPLACED else inert(cause)
 
 
 def _stretch(details: dict[str, Any]) -> Stretch | None:

@@ -586,7 +586,7 @@ class RunAction(Action):
         return _run_or_404(kwargs["run_id"])
 
     def about(self, target: Run) -> dict[str, Any]:
-        return {"run": target, "cause": explanations.cancel_cause(target)}
+        return {"run": target, "stop_asked": explanations.stop_asked(target)}
 
 
 class CancelRun(RunAction):

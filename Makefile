@@ -11,6 +11,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 WITH_SERVICES = $(PY) .ci/services.py
 PYTEST = -m pytest -q -p tests.require_services
+# Processes of pytest-xdist, for what does not start nodes of its own.
+PARALLEL ?= -n 2
 DATABASES ?= sqlite postgresql mariadb
 SYSTEM_TESTS ?= tests/system
 # What `make test` has time for; `make test-system` runs them all.
@@ -23,7 +25,11 @@ SYSTEM_SUBSET := $(patsubst %,tests/system/test_%.py, \
     a_node_that_comes_after_a_short_job_is_done_does_not_run_it_again \
     the_death_of_the_busiest_node_right_before_many_are_due_costs_none_of_them) \
   $(addprefix tests/system/test_lock_levels.py::test_, \
-    a_holder_whose_lock_session_ends_is_told_and_nobody_runs_beside_it)
+    a_holder_whose_lock_session_ends_is_told_and_nobody_runs_beside_it) \
+  $(addprefix tests/system/test_policies.py::test_, \
+    after_three_hours_without_a_node_one_late_occurrence_runs \
+    occurrences_that_wait_run_in_their_order_and_the_queue_has_an_end \
+    a_job_that_fails_twice_succeeds_in_its_third_attempt)
 
 ##@ Try it
 .PHONY: demo demo-stop demo-clean
@@ -55,12 +61,12 @@ migrations: $(VENV)/.installed ## no model change without its migration
 	$(PY) manage.py check
 
 test-unit: $(VENV)/.installed ## unit tests and the contracts of the lock backends
-	$(WITH_SERVICES) $(PY) $(PYTEST) tests/unit tests/contracts
+	$(WITH_SERVICES) $(PY) $(PYTEST) $(PARALLEL) tests/unit tests/contracts
 
 test-integration: $(VENV)/.installed ## integration tests on each of DATABASES
 	@set -e; for database in $(DATABASES); do \
 	  echo "tests/integration on $$database"; \
-	  TEST_DATABASE=$$database $(WITH_SERVICES) $(PY) $(PYTEST) tests/integration; done
+	  TEST_DATABASE=$$database $(WITH_SERVICES) $(PY) $(PYTEST) $(PARALLEL) tests/integration; done
 
 test-system: $(VENV)/.installed ## all system tests: real processes, killed and stopped
 	$(WITH_SERVICES) $(PY) $(PYTEST) $(SYSTEM_TESTS)
@@ -70,7 +76,7 @@ test-newest: ## unit and integration tests on Django 6, on SQLite
 	  $(MAKE) --no-print-directory .venv-newest/.installed && \
 	  .venv-newest/bin/python -c 'import django, sys; print("Python", sys.version.split()[0], "Django", django.__version__)' && \
 	  TEST_DATABASE=sqlite .venv-newest/bin/python .ci/services.py \
-	    .venv-newest/bin/python $(PYTEST) tests/unit tests/integration; fi
+	    .venv-newest/bin/python $(PYTEST) $(PARALLEL) tests/unit tests/integration; fi
 
 test-browser: $(VENV)/.browser ## the pages in Chromium
 	$(WITH_SERVICES) $(PY) $(PYTEST) tests/browser

@@ -132,7 +132,7 @@ class TextConsole:
 
     def _on_report_rejected(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         self._started.pop(facts["run"], None)
-        text = _("late report refused: another attempt has taken the run over")
+        text = _("report refused: the run was taken from this node")
         return "warning", f"{_column(facts)} {text}"
 
     def _on_skipped(self, facts: Mapping[str, Any]) -> tuple[str, str]:

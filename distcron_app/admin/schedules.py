@@ -56,15 +56,34 @@ _MORE = (
     ("spread_seconds", "spread_by"),
     "spread_key",
     ("gap", "fold"),
-    ("overlap", "max_active", "max_queued"),
-    ("misfire", "misfire_grace_seconds", "catchup_window_seconds"),
-    ("catchup_max", "catchup_per_minute"),
-    "start_deadline_seconds",
-    ("max_attempts", "backoff", "backoff_delays"),
-    ("backoff_longest_seconds", "backoff_jitter", "retry_stops_at_next"),
-    ("retry_on", "give_up_on"),
-    ("delivery", "lock_level"),
+    "delivery",
+    "lock_level",
     "notes",
+)
+# Groups of policies, folded until somebody opens them or one of their fields is wrong.
+_POLICIES = (
+    (gettext_lazy("While a run is still active"), ("overlap", "max_active", "max_queued")),
+    (
+        gettext_lazy("Occurrences that are late"),
+        (
+            "misfire",
+            "misfire_grace_seconds",
+            "catchup_window_seconds",
+            ("catchup_max", "catchup_per_minute"),
+            "start_deadline_seconds",
+        ),
+    ),
+    (
+        gettext_lazy("When the job fails"),
+        (
+            "max_attempts",
+            ("backoff", "backoff_delays"),
+            ("backoff_longest_seconds", "backoff_jitter"),
+            "retry_stops_at_next",
+            "retry_on",
+            "give_up_on",
+        ),
+    ),
 )
 
 
@@ -129,7 +148,8 @@ class ScheduleAdmin(_ScheduleAdmin):
         return ScheduleChangeList
 
     def get_fieldsets(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
-        what = ["name", "key", "job", "arguments"]
+        arguments = "arguments" if self._may_edit(request, obj) else "arguments_shown"
+        what = ["name", "key", "job", arguments]
         more = [*_MORE]
         if self._may_edit(request, obj):
             more += ["seen_version"]
@@ -139,13 +159,15 @@ class ScheduleAdmin(_ScheduleAdmin):
                 gettext_lazy("When"),
                 {"fields": [*_RULE], "description": _WHEN, "classes": [WHEN_CLASS]},
             ),
+            *(
+                (heading, {"fields": fields, "classes": ["collapse"]})
+                for heading, fields in _POLICIES
+            ),
             (gettext_lazy("More"), {"fields": more}),
         ]
         if obj is not None:
             now = ["state_shown", "state_note", "upcoming_shown", "last_run_shown"]
             fieldsets.insert(0, (gettext_lazy("Now"), {"fields": now}))
-        if not self._may_edit(request, obj):
-            fieldsets[-3][1]["fields"] = [*what[:-1], "arguments_shown"]
         return fieldsets
 
     def get_form(

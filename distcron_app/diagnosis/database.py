@@ -141,7 +141,8 @@ _SETTINGS: dict[str, Callable[[Any], dict[str, str]]] = {
 def _pending_migrations(alias: str) -> list[str]:
     executor = MigrationExecutor(connections[alias])
     targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "distcron"]
-    return [migration.name for migration, _backwards in executor.migration_plan(targets)]
+    plan = executor.migration_plan(targets)
+    return [f"{migration.app_label}.{migration.name}" for migration, _backwards in plan]
 
 
 # --- judgements: no input or output ---------------------------------------------------

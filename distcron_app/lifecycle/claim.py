@@ -72,7 +72,9 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         for run in locked:
             schedule = schedules[run.schedule_id or 0]
             beside = opened.get(schedule.pk, OpenRuns())
-            fated = fate(schedule, beside, own=1 if run.attempt else 0)
+            fated = fate(
+                schedule, beside, own=1 if run.attempt else 0, was_queued=not run.is_held_back
+            )
             if run.is_held_back and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
                 decided.append(run)
@@ -156,7 +158,7 @@ def queue_again(run_id: int) -> Run | None:
         if run is None or schedule is None:
             return None
         beside = open_runs([schedule.pk]).get(schedule.pk, OpenRuns())
-        if fate(schedule, beside) != "start":
+        if fate(schedule, beside, was_queued=True) != "start":
             raise ScheduleBusy(schedule.key, beside.blocked_by or 0)
         now = database_now()
         if run.attempt and not Attempt.objects.filter(run=run, number=run.attempt).exists():
@@ -248,7 +250,9 @@ WITH opened AS (
   -- As overlap.fate().
   SELECT s.id, o.blocked_by, coalesce(o.waiting, 0) AS waiting, coalesce(o.active, 0) AS active,
          CASE WHEN s.max_active IS NULL AND s.overlap = 'allow' THEN 'start'
-              WHEN coalesce(o.active, 0) < coalesce(s.max_active, 1) THEN 'start'
+              WHEN coalesce(o.active, 0) < coalesce(s.max_active, 1)
+                   AND (coalesce(o.waiting, 0) = 0 OR s.overlap NOT IN ('queue_one', 'queue_all'))
+              THEN 'start'
               WHEN s.overlap = 'replace' THEN 'queue'
               WHEN s.overlap = 'queue_one' AND coalesce(o.waiting, 0) < 1 THEN 'queue'
               WHEN s.overlap = 'queue_all' AND coalesce(o.waiting, 0) < s.max_queued THEN 'queue'

@@ -27,14 +27,16 @@ class OpenRuns:
     waiting: int = 0
 
 
-def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0) -> Fate:
+def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool = False) -> Fate:
     """Return whether a run may start, waits in the queue of its schedule, or is skipped.
 
     ``own`` is 1 where the run itself is among the active ones: a recovered run keeps its
-    schedule while it waits for its next attempt.
+    schedule while it waits for its next attempt. One that ``was_queued`` has waited for its
+    turn; a new one goes to the end of the queue, where there is one.
     """
     limit = schedule.active_limit
-    if limit is None or runs.active - own < limit:
+    overtakes = bool(runs.waiting) and schedule.overlap in _IN_ORDER and not was_queued
+    if limit is None or (runs.active - own < limit and not overtakes):
         return "start"
     places = {
         Schedule.Overlap.QUEUE_ONE: 1,
@@ -43,6 +45,9 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0) -> Fate:
         Schedule.Overlap.REPLACE: runs.waiting + 1,
     }
     return "queue" if runs.waiting < places.get(Schedule.Overlap(schedule.overlap), 0) else "skip"
+
+
+_IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
 
 
 def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:

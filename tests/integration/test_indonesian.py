@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.contrib.auth.models import User
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import reverse
 from django.utils.translation import override
 
@@ -20,6 +21,7 @@ from distcron_app.instants import database_now
 from distcron_app.models import Schedule
 from tests.browser.seed import seed
 from tests.integration import pages_rows
+from tests.integration.lock_rows import NO_REDIS, hold, redis_locks, remove_ttl
 from tests.integration.schedulerctl_builders import ctl
 
 pytestmark = pytest.mark.django_db
@@ -50,8 +52,11 @@ _ROWS = re.compile(
     r"|\w+Error: (?:451 )?The mail server [\w ,]+\."
     r"|Close invoices|Greet the team|Legacy sync|Mail digest|Nightly report|Old export|Sync orders"
 )
-# Names: dotted, with a slash or a hyphen, of flags and of code.
-_NAMES = re.compile(r"--[\w-]+|\w+(?:[./_-]\w+)+")
+# Names: dotted, with a slash or a hyphen, of flags, of locks, of settings and of commands.
+_NAMES = re.compile(
+    r"--[\w-]+|\w+(?:[./_-]\w+)+|\b(?:schedule|name):\w+|appendonly yes|READ COMMITTED"
+    r"|schedulerctl (?:locks release|list|run)(?: KEY| NAME)?"
+)
 _SILENT_TAGS = {"code", "pre", "script", "style", "textarea"}
 _SPOKEN_ATTRIBUTES = {
     *("alt", "aria-label", "placeholder", "title", "data-label"),
@@ -173,6 +178,59 @@ def test_refused_run_is_told_in_indonesian(reader: Client, rows: dict[str, Any])
     assert english_on(page) == set()
 
 
+@pytest.fixture
+def locked(rows: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows, with a lock of a live node, one of a dead node, and one without a TTL."""
+    with redis_locks() as namespace:
+        running, paused = rows["running"].schedule_id, rows["paused"].pk
+        hold(f"schedule:{running}", "a" * 32, holder="web-1", namespace=namespace)
+        hold(f"schedule:{paused}", "b" * 32, holder="web-4", namespace=namespace)
+        hold("name:orphan", "d" * 32, holder="", namespace=namespace)
+        remove_ttl("name:orphan", namespace)
+        yield rows
+
+
+def test_held_locks_are_told_in_indonesian(reader: Client, locked: dict[str, Any]) -> None:
+    page = reader.get(reverse("distcron:locks"))
+    assert "Eksekusinya aktif; detak node web-1 terlambat." in page.text
+    assert english_on(page) == set()
+    assert english_on(reader.get(locked["paused"].get_absolute_url())) == set()
+
+
+def test_locks_that_do_not_answer_are_told_in_indonesian(reader: Client, settings: Any) -> None:
+    settings.DISTCRON = {"LOCK_BACKEND": "redis"}
+    with override_settings(CACHES=NO_REDIS):
+        page = reader.get(reverse("distcron:locks"))
+    assert "Kunci: tidak diketahui." in page.text
+    # The cause is what the operating system and Redis' own client say.
+    assert english_on(page) <= {"to", "error"}
+
+
+@pytest.mark.parametrize("name", ["running", "orphan"])
+def test_release_of_a_lock_is_asked_and_refused_in_indonesian(
+    name: str, reader: Client, locked: dict[str, Any]
+) -> None:
+    lock = f"schedule:{locked['running'].schedule_id}" if name == "running" else f"name:{name}"
+    address = f"{reverse('distcron:release_lock')}?name={lock}&level=standard"
+    asked = reader.get(address)
+    refused = reader.post(address, {"lock": "nope", "reason": "", "idempotency_key": "k" * 32})
+    assert "Lepas paksa" in asked.text
+    assert "“nope” bukan kunci ini." in refused.text
+    assert [english_on(page) for page in (asked, refused)] == [set(), set()]
+
+
+def test_released_lock_is_told_in_indonesian(reader: Client, locked: dict[str, Any]) -> None:
+    lock = f"schedule:{locked['running'].schedule_id}"
+    address = f"{reverse('distcron:release_lock')}?name={lock}&level=standard"
+    sent = {"lock": "nightly-report", "reason": "Libur", "idempotency_key": "k" * 32}
+    page = reader.post(address, sent, follow=True)
+    assert "Kunci dilepas." in page.text
+    assert english_on(page) == set()
+    lost = reader.get(locked["running"].get_absolute_url())
+    assert "Seseorang melepas kuncinya" in lost.text
+    assert english_on(lost) == set()
+
+
 @pytest.mark.parametrize(
     ("address", "status"),
     [
@@ -282,6 +340,31 @@ def test_command_speaks_indonesian(words: list[str], rows: dict[str, Any]) -> No
     assert english_words(f"{answer.out}\n{answer.error}") == set()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["locks", "--wide"],
+        ["locks", "ttl", "nightly-report"],
+        ["locks", "ttl", "orphan"],
+        ["locks", "ttl", "nope"],
+        ["locks", "release", "nightly-report", "--reason", "Libur"],
+        ["locks", "release", "nightly-report", "--reason", "Libur", "--yes"],
+        ["locks", "release", "orphan", "--reason", "", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_command_of_the_locks_speaks_indonesian(words: list[str], locked: dict[str, Any]) -> None:
+    answer = ctl(*words, "--lang", "id")
+    assert answer.out + answer.error
+    assert english_words(f"{answer.out}\n{answer.error}") == set()
+
+
+def test_doctor_speaks_indonesian(locked: dict[str, Any]) -> None:
+    answer = ctl("doctor", "--lang", "id")
+    assert "kunci tanpa TTL: 1 (name:orphan)" in answer.out
+    assert english_words(f"{answer.out}\n{answer.error}") == set()
+
+
 def test_list_of_the_command_has_indonesian_titles(rows: dict[str, Any]) -> None:
     titles = ctl("list", "--lang", "id").lines[0].split()
     assert titles == ["STATUS", "KODE", "KAPAN", "TERAKHIR", "BERIKUTNYA"]
@@ -300,12 +383,16 @@ def test_node_tells_its_events_in_indonesian() -> None:
         console("node_dead", node="0b1c2d3e4f")
         console("draining", running=2, seconds=30.0)
         console("recovered", requeued=[4], lost=[5, 6])
+        console("locks_away", level="quorum", waits=True, cause="ECONNREFUSED")
+        console("locks_back", level="quorum")
     texts = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
     assert texts == [
         "node 0b1c2d3e mati: sewanya berakhir",
         "mengosongkan: tersisa 2 eksekusi, paling lama 30 detik; sinyal kedua langsung "
         "menghentikan",
         "eksekusi dipulihkan; antre kembali: eksekusi 4; hilang: eksekusi 5, 6",
+        "tingkat kunci quorum tidak tersedia, jadwalnya menunggu: ECONNREFUSED",
+        "kunci pulih (tingkat quorum)",
     ]
 
 

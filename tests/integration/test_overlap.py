@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +28,15 @@ CELLS = [
     ("queue_one", None, 100, 0, 0, "claimed"),
     ("queue_one", None, 100, 1, 0, "queued"),
     ("queue_one", None, 100, 1, 1, "skipped"),
+    ("queue_one", None, 100, 0, 1, "skipped"),
     ("queue_one", 2, 100, 1, 0, "claimed"),
     ("queue_one", 2, 100, 2, 0, "queued"),
     ("queue_all", None, 3, 1, 0, "queued"),
     ("queue_all", None, 3, 1, 2, "queued"),
     ("queue_all", None, 3, 1, 3, "skipped"),
     ("queue_all", None, 0, 1, 0, "skipped"),
+    ("queue_all", None, 3, 0, 1, "queued"),
+    ("queue_all", 2, 3, 1, 1, "queued"),
     ("replace", None, 100, 0, 0, "claimed"),
     ("replace", None, 100, 1, 0, "queued"),
     ("replace", None, 100, 1, 1, "queued"),
@@ -85,7 +90,7 @@ def test_each_cell_of_the_table(
     assert run.reason == ("" if state == "claimed" else "overlap")
     if state != "claimed":
         assert isinstance(run.details, dict)
-        assert run.details["blocked_by"] == blocking[0].pk
+        assert run.details["blocked_by"] == (blocking[0].pk if blocking else None)
 
 
 @pytest.mark.parametrize(("policy", "most", "places", "active", "waiting", "state"), CELLS)
@@ -199,3 +204,10 @@ def test_a_limit_of_no_run_at_all_is_refused() -> None:
     schedule.max_active = 0
     with pytest.raises(Exception, match="At least 1, or empty"):
         schedule.full_clean()
+
+
+def test_the_policies_page_lists_every_choice() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
+    rows = set(re.findall(r"^\| `([a-z_]+)`", page, re.MULTILINE))
+    choices = {*Schedule.Overlap.values, *Schedule.Misfire.values, *Schedule.Backoff.values}
+    assert choices <= rows

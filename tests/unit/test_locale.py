@@ -229,7 +229,10 @@ def test_states_of_runs_have_the_words_of_the_glossary() -> None:
 def test_verbs_of_the_audit_are_indonesian() -> None:
     with override("id"):
         labels = [str(label) for label in AuditEntry.Verb.labels]
-    assert labels == ["tambah", "ubah", "hapus", "jalankan sekarang", "jeda", "lanjutkan"]
+    assert labels == [
+        *("tambah", "ubah", "hapus", "jalankan sekarang", "jeda", "lanjutkan"),
+        "lepas kunci",
+    ]
 
 
 def test_errors_that_people_see_are_indonesian() -> None:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from distcron_app import JobContext, job
-from distcron_app.errors import LeaseLost
+from distcron_app import GiveUp, JobContext, RetryLater, job
+from distcron_app.errors import RunStopped
 from tests.system.app import failpoints
 
 LOOK_SECONDS = 0.02
@@ -104,11 +104,24 @@ def heed(context: JobContext, gate: str) -> str:
         try:
             while not Path(gate).exists():
                 context.wait(LOOK_SECONDS)
-        except LeaseLost:
+        except RunStopped:
             now = time.monotonic()
             _append("told", context, now, now)
             raise
         return "heeded"
+
+
+@job
+def stumble(context: JobContext, times: int, how: str = "error") -> int:
+    """Fail in so many attempts; return the number of the one that does not."""
+    with traced(context):
+        if context.attempt > times:
+            return context.attempt
+        if how == "later":
+            raise RetryLater(1.5, "not yet")
+        if how == "give up":
+            raise GiveUp("useless")
+        raise OSError("no route to the bank")
 
 
 @job

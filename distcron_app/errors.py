@@ -15,6 +15,7 @@ DistcronError
 ├── GiveUp                  raised by a job: it failed, and another attempt is useless
 ├── RunStopped              the run was told to stop, by a person or as its node stops
 ├── StaleVersion            somebody else saved the row first
+├── RunMovedOn              the run is in another state than a person took it to be
 └── ScheduleBusy            a run is active and the overlap policy refuses another
 """
 
@@ -38,6 +39,7 @@ __all__ = [
     "LockNotAcquired",
     "LockUnavailable",
     "RetryLater",
+    "RunMovedOn",
     "RunStopped",
     "ScheduleBusy",
     "StaleVersion",
@@ -206,6 +208,15 @@ class StaleVersion(DistcronError):
         super().__init__(text % {"label": label, "seen": seen})
         self.label = label
         self.seen = seen
+
+
+class RunMovedOn(DistcronError):
+    """A run is in another state by now than the one that was acted upon; nothing was changed."""
+
+    def __init__(self, run_id: int, problem: str) -> None:
+        super().__init__(_("Run %(run)d: %(problem)s") % {"run": run_id, "problem": problem})
+        self.run_id = run_id
+        self.problem = problem
 
 
 class ScheduleBusy(DistcronError):

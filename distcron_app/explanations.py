@@ -27,9 +27,13 @@ __all__ = [
     "inert",
     "node_label",
     "occurrences",
+    "stop_asked",
     "zone_data_warning",
 ]
 
+# As operations.cancel_run and lifecycle.REPLACE_CAUSE store it, in one language for all readers.
+_ASKED_BY = re.compile(r"by (?P<who>.+?): (?P<why>.*)", re.DOTALL)
+_REPLACED = "a newer occurrence replaces it"
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line ')
 _LIBRARY = re.compile(r"(site-packages|dist-packages|[/\\]lib[/\\]python3|^<frozen )")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -137,6 +141,15 @@ def node_label(run: Any) -> str:
     return str(run.node_id)[:8] if run.node_id else ""
 
 
+def stop_asked(run: Run) -> str:
+    """Return the sentence that says by whom and why a run was asked to stop, else ""."""
+    if run.cancel_requested_at is None:
+        return ""
+    if asked := _ASKED_BY.fullmatch(run.cancel_cause):
+        return _("It was asked to stop by %(who)s: “%(why)s”.") % _inert_parts(asked)
+    return _("It was asked to stop: %s.") % _in_words(run.cancel_cause)
+
+
 def app_frames(text: str) -> str:
     """Return a traceback without the frames of libraries; all of it where only they are left."""
     kept: list[str] = []
@@ -228,7 +241,9 @@ def _lost(run: Run) -> Explanation:
     else:
         why = _("Node %(node)s stopped reporting while the job was running.") % facts
     why += " " + _("The job had started, so nobody knows whether its work was done.")
-    if run.delivery == Schedule.Delivery.AT_LEAST_ONCE:
+    if asked := stop_asked(run):
+        why += f" {asked} " + _("So no node starts it again.")
+    elif run.delivery == Schedule.Delivery.AT_LEAST_ONCE:
         why += " " + _("It had been run again after a crash already, so it was not started again.")
     else:
         why += " " + _("Its delivery is “at most once”, so no node starts it again.")
@@ -253,7 +268,13 @@ def _active(run: Run, now: datetime) -> Explanation:
         )
     if run.state == Run.State.CLAIMED:
         return Explanation(why=_("Node %(node)s owns it and is about to start it.") % facts)
-    return Explanation(why=_("The job is running on node %(node)s.") % facts)
+    why = _("The job is running on node %(node)s.") % facts
+    if run.cancel_requested_at is None:
+        return Explanation(why=why)
+    return Explanation(
+        why=f"{why} {stop_asked(run)}",
+        advice=_("It ends where its job looks for that. A job that never looks runs to its end."),
+    )
 
 
 def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
@@ -297,10 +318,7 @@ def _ended(run: Run) -> Explanation:
     if run.state == Run.State.SUCCEEDED:
         return Explanation(why=_("The job ended without an error."))
     if run.state == Run.State.CANCELLED:
-        advice = ""
-        if run.reason == Run.Reason.LEASE_LOST:
-            advice = _("Run the schedule now if the work is still wanted.")
-        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display(), advice=advice)
+        return _cancelled(run)
     advices = {
         Run.Reason.JOB_NOT_FOUND: _("Deploy the code that registers the job on every node."),
         Run.Reason.INVALID_ARGUMENTS: _("Edit the arguments of the schedule."),
@@ -310,6 +328,32 @@ def _ended(run: Run) -> Explanation:
         why=_("It failed: %s.") % run.get_reason_display(),
         advice=advices.get(Run.Reason(run.reason), "") if run.reason in Run.Reason.values else "",
     )
+
+
+def _cancelled(run: Run) -> Explanation:
+    if run.reason != Run.Reason.CANCELLED:
+        advice = ""
+        if run.reason == Run.Reason.LEASE_LOST:
+            advice = _("Run the schedule now if the work is still wanted.")
+        return Explanation(why=_("It was cancelled: %s.") % run.get_reason_display(), advice=advice)
+    # Its error has the cause where it had not started, else how its job stopped.
+    asked = _ASKED_BY.fullmatch(run.error) or _ASKED_BY.fullmatch(run.cancel_cause)
+    if asked:
+        why = _("It was cancelled by %(who)s: “%(why)s”.") % _inert_parts(asked)
+    else:
+        cause = _in_words(run.cancel_cause or run.error)
+        why = _("It was cancelled: %s.") % (cause or run.get_reason_display())
+    if run.started_at is None:
+        return Explanation(why=f"{why} {_('Its job had not started.')}")
+    return Explanation(why=f"{why} {_('Its job had started.')}")
+
+
+def _inert_parts(found: re.Match[str]) -> dict[str, str]:
+    return {name: inert(text) for name, text in found.groupdict().items()}
+
+
+def _in_words(cause: str) -> str:
+    return _("a newer occurrence replaces it") if cause == _REPLACED else inert(cause)
 
 
 def _stretch(details: dict[str, Any]) -> Stretch | None:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from distcron_app import explanations, history
 from distcron_app.models import Node, Run, RunQuerySet, Schedule
 
-__all__ = ["ActionForm", "ReleaseForm", "RunFilters", "ScheduleFilters"]
+__all__ = ["ActionForm", "ReleaseForm", "RunFilters", "RunNowForm", "ScheduleFilters"]
 
 _LARGEST_ID = 2**63 - 1
 
@@ -136,6 +136,16 @@ class ActionForm(forms.Form):
     def __init__(self, *args: Any, needs_reason: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self.fields["reason"].required = needs_reason
+
+
+class RunNowForm(ActionForm):
+    """One run outside the timetable, and whether it may wait for another one."""
+
+    behind = forms.BooleanField(
+        label=_("Queue it behind the active run, if there is one"),
+        required=False,
+        help_text=_("It starts when the schedule is free."),
+    )
 
 
 class ReleaseForm(ActionForm):

@@ -1,4 +1,4 @@
-"""What people do besides editing schedules: run now, pause, resume, release a lock.
+"""What people do besides editing schedules: run now or again, cancel, pause, release a lock.
 
 Admin, pages and command line call these, so that all three behave alike: each change
 is one transaction together with its audit entry, nodes are told on commit, and a form
@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
 from distcron_app import audit, lifecycle, registry, wakeup
 from distcron_app.conf import STANDARD
-from distcron_app.errors import LockUnavailable, ScheduleBusy, UnknownJob
+from distcron_app.errors import LockUnavailable, RunMovedOn, ScheduleBusy, UnknownJob
 from distcron_app.instants import database_now
 from distcron_app.locks import get_level, schedule_id_of
 from distcron_app.models import AuditEntry, Run, Schedule
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 __all__ = [
+    "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",
     "MANAGE_SCHEDULES",
     "PAUSE_SCHEDULE",
@@ -35,18 +36,22 @@ __all__ = [
     "VIEW_DASHBOARD",
     "VIEW_LOCK",
     "VIEW_OUTPUT",
+    "Cancellation",
     "LockRelease",
     "StateChange",
+    "cancel_run",
     "earlier_release",
     "job_permission",
     "pause",
     "release_lock",
     "resume",
+    "run_again",
     "run_now",
 ]
 
 RUN_SCHEDULE = "distcron.run_schedule"
 PAUSE_SCHEDULE = "distcron.pause_schedule"
+CANCEL_RUN = "distcron.cancel_run"
 MANAGE_SCHEDULES = "distcron.change_schedule"
 VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"
@@ -63,6 +68,22 @@ class StateChange:
 
     changed: tuple[Schedule, ...] = ()
     unchanged: tuple[Schedule, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """What the cancel of a run did; ``asked_before`` changed nothing, it was asked already."""
+
+    run_id: int
+    outcome: Literal["cancelled", "asked", "asked_before"]
+
+    def in_words(self) -> str:
+        """Return what became of the run, or what comes next."""
+        if self.outcome == "cancelled":
+            return _("Run %d is cancelled.") % self.run_id
+        if self.outcome == "asked":
+            return _("Run %d is asked to stop. It ends where its job looks for that.") % self.run_id
+        return _("Run %d was asked to stop already. Nothing was changed.") % self.run_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +135,14 @@ def run_now(
     via: audit.Via,
     reason: str = "",
     arguments: Mapping[str, Any] | None = None,
+    behind: bool = False,
     idempotency_key: str | None = None,
 ) -> Run:
     """Queue one run outside the timetable and return it; also for a paused schedule.
 
     The same idempotency key returns the same run. Raise ScheduleBusy when a run is queued
-    or active, UnknownJob or InvalidArguments for what could not start.
+    or active, unless it may wait ``behind`` that one; UnknownJob or InvalidArguments for
+    what could not start.
     """
     _check_reason(reason)
     key = _row_key("run_now", schedule.pk, idempotency_key)
@@ -130,7 +153,9 @@ def run_now(
     job.check(schedule.arguments if arguments is None else job.dump(arguments))
     try:
         with transaction.atomic():
-            run = lifecycle.queue_manual(schedule, by=actor[:150], arguments=arguments)
+            run = lifecycle.queue_manual(
+                schedule, by=actor[:150], arguments=arguments, behind=behind
+            )
             audit.record(
                 actor=actor,
                 user=user,
@@ -149,6 +174,128 @@ def run_now(
         return earlier
     transaction.on_commit(wakeup.announce)
     return run
+
+
+def run_again(
+    run: Run,
+    *,
+    reason: str = "",
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    idempotency_key: str | None = None,
+) -> Run:
+    """Queue a run again that failed, was cancelled or is lost: one more attempt of the same run.
+
+    Raise RunMovedOn where it is in another state or its schedule is gone, ScheduleBusy when
+    the schedule has as many active runs as it may, UnknownJob or InvalidArguments for what
+    could not start.
+    """
+    _check_reason(reason)
+    key = _row_key("run_again", run.pk, idempotency_key)
+    earlier = _run_of(key)
+    if earlier is not None:
+        return earlier
+    registry.get(run.job).check(run.arguments)
+    try:
+        with transaction.atomic():
+            queued = lifecycle.queue_again(run.pk)
+            if queued is None:
+                raise RunMovedOn(run.pk, _why_not_again(run.pk))
+            audit.record(
+                actor=actor,
+                user=user,
+                via=via,
+                verb="run_again",
+                target=queued,
+                reason=reason,
+                after={"run": queued.pk, "after_attempt": queued.attempt},
+                idempotency_key=key,
+            )
+    except (IntegrityError, RunMovedOn, ScheduleBusy):
+        # The other click of a double click committed between the look-up and the lock.
+        earlier = _run_of(key)
+        if earlier is None:
+            raise
+        return earlier
+    transaction.on_commit(wakeup.announce)
+    return queued
+
+
+def cancel_run(
+    run: Run,
+    *,
+    reason: str,
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    idempotency_key: str | None = None,
+) -> Cancellation:
+    """Cancel a run that is queued or claimed at once; ask a running one to stop.
+
+    A running one ends as its job decides: it may also succeed first. Raise ValueError
+    without a reason, RunMovedOn for a run that is final.
+    """
+    if not reason.strip():
+        raise ValueError(_("Reason: missing. Say why, for whoever looks for the run's work."))
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    _check_reason(author.reason)
+    key = _row_key("cancel", run.pk, idempotency_key)
+    earlier = _cancellation_of(key)
+    if earlier is not None:
+        return earlier
+    try:
+        with transaction.atomic():
+            done = _cancel(run, author, key)
+    except (IntegrityError, RunMovedOn):
+        # The other click of a double click committed first.
+        earlier = _cancellation_of(key)
+        if earlier is None:
+            raise
+        return earlier
+    if done.outcome != "asked_before":
+        transaction.on_commit(wakeup.announce)
+    return done
+
+
+def _cancel(run: Run, author: _Author, key: str | None) -> Cancellation:
+    result = lifecycle.request_cancel([run.pk], cause=f"by {author.actor}: {author.reason}")
+    if not result.cancelled and not result.asked:
+        if Run.objects.open().filter(pk=run.pk).exists():
+            return Cancellation(run_id=run.pk, outcome="asked_before")
+        raise RunMovedOn(run.pk, _("%s by now, so it was not cancelled.") % _state_label(run.pk))
+    done = Cancellation(run_id=run.pk, outcome="cancelled" if result.cancelled else "asked")
+    audit.record(
+        actor=author.actor,
+        user=author.user,
+        via=author.via,
+        verb="cancel",
+        target=run,
+        reason=author.reason,
+        after={"run": run.pk, "outcome": done.outcome},
+        idempotency_key=key,
+    )
+    return done
+
+
+def _cancellation_of(key: str | None) -> Cancellation | None:
+    entry = None if key is None else _entries(key).first()
+    if entry is None or entry.after is None:
+        return None
+    return Cancellation(run_id=entry.after["run"], outcome=entry.after["outcome"])
+
+
+def _why_not_again(run_id: int) -> str:
+    found = Run.objects.filter(pk=run_id).first()
+    if found is not None and found.state in Run.AGAIN_STATES:
+        return _("its schedule was deleted, so it cannot run again.")
+    message = _("%s by now. Only a failed, cancelled or lost run can be run again.")
+    return message % _state_label(run_id)
+
+
+def _state_label(run_id: int) -> str:
+    found = Run.objects.filter(pk=run_id).first()
+    return _("pruned") if found is None else str(found.get_state_display())
 
 
 def pause(

@@ -27,6 +27,8 @@ urlpatterns = [
     ),
     path("runs/", views.RunsPage.as_view(), name="runs"),
     path("runs/<distcron_id:run_id>/", views.RunPage.as_view(), name="run"),
+    path("runs/<distcron_id:run_id>/cancel/", views.CancelRun.as_view(), name="cancel_run"),
+    path("runs/<distcron_id:run_id>/again/", views.RunAgain.as_view(), name="run_again"),
     path("runs/<distcron_id:run_id>/output.txt", views.RunOutputFile.as_view(), name="run_output"),
     path("nodes/", views.NodesPage.as_view(), name="nodes"),
     path("locks/", views.LocksPage.as_view(), name="locks"),

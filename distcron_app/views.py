@@ -36,22 +36,31 @@ from distcron_app import explanations, history, holdings, operations
 from distcron_app.errors import (
     ConfigurationError,
     InvalidArguments,
+    RunMovedOn,
     ScheduleBusy,
     StaleVersion,
     TimetableError,
     UnknownJob,
 )
-from distcron_app.filters import ActionForm, ReleaseForm, RunFilters, ScheduleFilters
+from distcron_app.filters import (
+    ActionForm,
+    ReleaseForm,
+    RunFilters,
+    RunNowForm,
+    ScheduleFilters,
+)
 from distcron_app.models import Run, RunOutput, Schedule
 from distcron_app.wording import Mark
 
 __all__ = [
+    "CancelRun",
     "LocksPage",
     "NodesPage",
     "OverviewPage",
     "PauseSchedule",
     "ReleaseLock",
     "ResumeSchedule",
+    "RunAgain",
     "RunNow",
     "RunOutputFile",
     "RunPage",
@@ -104,6 +113,7 @@ class Abilities:
     view_output: bool
     run_schedule: bool
     pause_schedule: bool
+    cancel_run: bool
     force_release_lock: bool
 
     @classmethod
@@ -258,7 +268,7 @@ class RunPage(Page):
     def facts(self, **kwargs: Any) -> dict[str, Any]:
         run, attempts, text = history.find_run(kwargs["run_id"])
         if run is None:
-            raise Http404(_("Run %s does not exist, or its history was pruned.") % kwargs["run_id"])
+            raise _no_run(kwargs["run_id"])
         self.poll_seconds = _poll_seconds(run)
         return {
             "run": run,
@@ -267,7 +277,14 @@ class RunPage(Page):
             "explanation": explanations.explain(run, self.membership.now, attempts),
             "release": history.release_of(run, attempts),
             "run_zone": _zone_name(run.schedule),
+            "may_run_again": self._may_run_again(run),
         }
+
+    def _may_run_again(self, run: Run) -> bool:
+        if run.state not in Run.AGAIN_STATES or run.schedule is None:
+            return False
+        wanted = filter(None, (operations.RUN_SCHEDULE, operations.job_permission(run.job)))
+        return all(self.request.user.has_perm(permission) for permission in wanted)
 
 
 class SchedulesPage(Page):
@@ -437,80 +454,100 @@ class ReleaseLock(Page):
 
 
 class Action(Page):
-    """The confirmation of one verb on a schedule: GET explains it, POST does it."""
+    """The confirmation of one verb on a row: GET explains it, POST does it."""
 
-    section = "schedules"
-    template = "distcron_app/confirm.html"
     verb: ClassVar[str]
     heading: ClassVar[Any]
+    form_class: ClassVar[type[ActionForm]] = ActionForm
     needs_reason: ClassVar[bool] = False
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        schedule = _schedule_or_404(kwargs["schedule_id"])
-        if missing := self.missing_permission(schedule):
+        target = self.target(**kwargs)
+        if missing := self.missing_permission(target):
             return self.refuse(missing)
-        form = ActionForm(
+        form = self.form_class(
             initial={"idempotency_key": uuid.uuid4().hex}, needs_reason=self.needs_reason
         )
-        return self.confirm(schedule, form)
+        return self.confirm(target, form)
 
     def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         """Do it, or show what is wrong beside what was typed."""
-        schedule = _schedule_or_404(kwargs["schedule_id"])
-        if missing := self.missing_permission(schedule):
+        target = self.target(**kwargs)
+        if missing := self.missing_permission(target):
             return self.refuse(missing)
-        form = ActionForm(request.POST, needs_reason=self.needs_reason)
+        form = self.form_class(request.POST, needs_reason=self.needs_reason)
         if not form.is_valid():
-            return self.confirm(schedule, form, status=400)
+            return self.confirm(target, form, status=400)
+        user = request.user
+        author = {"actor": user.get_username(), "user": user, "via": "dashboard"}
         try:
-            return self.act(
-                schedule,
-                reason=form.cleaned_data["reason"],
-                actor=request.user.get_username(),
-                user=request.user,
-                via="dashboard",
-                idempotency_key=form.cleaned_data["idempotency_key"],
-            )
+            return self.act(target, **author, **form.cleaned_data)
         except ScheduleBusy as error:
-            return self.confirm(schedule, form, status=409, blocked_by=error.blocked_by)
-        except (UnknownJob, InvalidArguments, StaleVersion) as error:
-            return self.confirm(schedule, form, status=409, problem=str(error))
+            return self.confirm(target, form, status=409, blocked_by=error.blocked_by)
+        except (UnknownJob, InvalidArguments, RunMovedOn, StaleVersion) as error:
+            return self.confirm(target, form, status=409, problem=str(error))
 
-    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
+    def target(self, **kwargs: Any) -> Any:
+        """Return the row that the address names. Raise Http404 for none."""
+        raise NotImplementedError
+
+    def act(self, target: Any, **given: Any) -> HttpResponse:
         """Carry the verb out and return where to go."""
         raise NotImplementedError
 
-    def missing_permission(self, schedule: Schedule) -> str | None:
-        """Return a permission that this schedule asks for beyond the page's, or None."""
+    def missing_permission(self, target: Any) -> str | None:
+        """Return a permission that this row asks for beyond the page's, or None."""
         return None
 
+    def missing_for_job(self, job: str) -> str | None:
+        """Return the permission that the job asks for where the user lacks it, or None."""
+        wanted = operations.job_permission(job)
+        return wanted if wanted and not self.request.user.has_perm(wanted) else None
+
+    def about(self, target: Any) -> dict[str, Any]:
+        """Return what the template shows of the row."""
+        raise NotImplementedError
+
     def confirm(
-        self, schedule: Schedule, form: ActionForm, *, status: int = 200, **problem: Any
+        self, target: Any, form: ActionForm, *, status: int = 200, **problem: Any
     ) -> HttpResponse:
         """Return the page that says what will happen."""
-        context = {"schedule": schedule, "form": form, "verb": self.verb, "heading": self.heading}
+        context = {"form": form, "verb": self.verb, "heading": self.heading} | self.about(target)
         return self.page(self.template, context | problem, status=status)
 
 
-class RunNow(Action):
+class ScheduleAction(Action):
+    """The confirmation of one verb on a schedule."""
+
+    section = "schedules"
+    template = "distcron_app/confirm.html"
+
+    def target(self, **kwargs: Any) -> Schedule:
+        return _schedule_or_404(kwargs["schedule_id"])
+
+    def about(self, target: Schedule) -> dict[str, Any]:
+        return {"schedule": target}
+
+
+class RunNow(ScheduleAction):
     """Queue one run outside the timetable."""
 
     permission = "run_schedule"
     verb = "run"
     heading = gettext_lazy("Run now")
+    form_class = RunNowForm
 
-    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
-        run = operations.run_now(schedule, **author)
+    def act(self, target: Schedule, **given: Any) -> HttpResponse:
+        run = operations.run_now(target, **given)
         _say(self.request, _("Run %s is queued.") % run.pk)
         may_see = self.request.user.has_perm("distcron.view_run")
-        return redirect(run if may_see else schedule)
+        return redirect(run if may_see else target)
 
-    def missing_permission(self, schedule: Schedule) -> str | None:
-        wanted = operations.job_permission(schedule.job)
-        return wanted if wanted and not self.request.user.has_perm(wanted) else None
+    def missing_permission(self, target: Schedule) -> str | None:
+        return self.missing_for_job(target.job)
 
 
-class PauseSchedule(Action):
+class PauseSchedule(ScheduleAction):
     """Stop the timetable until somebody resumes it."""
 
     permission = "pause_schedule"
@@ -518,25 +555,68 @@ class PauseSchedule(Action):
     heading = gettext_lazy("Pause")
     needs_reason = True
 
-    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
-        changed = operations.pause([schedule], **author).changed
+    def act(self, target: Schedule, **given: Any) -> HttpResponse:
+        changed = operations.pause([target], **given).changed
         text = _("“%s” is paused.") if changed else _("“%s” was paused already.")
-        _say(self.request, text % schedule)
-        return redirect(schedule)
+        _say(self.request, text % target)
+        return redirect(target)
 
 
-class ResumeSchedule(Action):
+class ResumeSchedule(ScheduleAction):
     """Let the timetable go on from now."""
 
     permission = "pause_schedule"
     verb = "resume"
     heading = gettext_lazy("Resume")
 
-    def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
-        changed = operations.resume([schedule], **author).changed
+    def act(self, target: Schedule, **given: Any) -> HttpResponse:
+        changed = operations.resume([target], **given).changed
         text = _("“%s” goes on from now.") if changed else _("“%s” was not paused.")
-        _say(self.request, text % schedule)
-        return redirect(schedule)
+        _say(self.request, text % target)
+        return redirect(target)
+
+
+class RunAction(Action):
+    """The confirmation of one verb on a run."""
+
+    section = "runs"
+    template = "distcron_app/confirm_run.html"
+
+    def target(self, **kwargs: Any) -> Run:
+        return _run_or_404(kwargs["run_id"])
+
+    def about(self, target: Run) -> dict[str, Any]:
+        return {"run": target, "stop_asked": explanations.stop_asked(target)}
+
+
+class CancelRun(RunAction):
+    """End a run by request: at once where it has not started, else as its job decides."""
+
+    permission = "cancel_run"
+    verb = "cancel"
+    heading = gettext_lazy("Cancel the run")
+    needs_reason = True
+
+    def act(self, target: Run, **given: Any) -> HttpResponse:
+        done = operations.cancel_run(target, **given)
+        _say(self.request, done.in_words())
+        return redirect(target)
+
+
+class RunAgain(RunAction):
+    """Queue a run again that did not end well."""
+
+    permission = "run_schedule"
+    verb = "again"
+    heading = gettext_lazy("Run again")
+
+    def act(self, target: Run, **given: Any) -> HttpResponse:
+        run = operations.run_again(target, **given)
+        _say(self.request, _("Run %s is queued again.") % run.pk)
+        return redirect(run)
+
+    def missing_permission(self, target: Run) -> str | None:
+        return self.missing_for_job(target.job)
 
 
 class RunOutputFile(Page):
@@ -581,6 +661,17 @@ def _schedule_or_404(schedule_id: int) -> Schedule:
     if schedule is None:
         raise Http404(_("Schedule %s does not exist, or it was deleted.") % schedule_id)
     return schedule
+
+
+def _run_or_404(run_id: int) -> Run:
+    run = Run.objects.select_related("schedule").filter(pk=run_id).first()
+    if run is None:
+        raise _no_run(run_id)
+    return run
+
+
+def _no_run(run_id: int) -> Http404:
+    return Http404(_("Run %s does not exist, or its history was pruned.") % run_id)
 
 
 def _poll_seconds(run: Run) -> float:

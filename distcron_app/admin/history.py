@@ -37,7 +37,7 @@ __all__ = ["AuditEntryAdmin", "NodeAdmin", "RunAdmin"]
 
 # Counting a million rows takes longer than reading the page; nobody pages further.
 COUNT_LIMIT = 10_000
-_AUDITED: tuple[type[Schedule | Calendar], ...] = (Schedule, Calendar)
+_AUDITED: tuple[type[Schedule | Calendar | Run], ...] = (Schedule, Calendar, Run)
 
 
 class CappedPaginator(_Paginator):
@@ -67,7 +67,16 @@ class AttemptInline(ReadOnly, _AttemptInline):
     extra = 0
     can_delete = False
     verbose_name_plural = gettext_lazy("earlier attempts")
-    fields = ("number", "node", "fencing_token", "started_at", "ended_at", "reason", "late_state")
+    fields = (
+        "number",
+        "node",
+        "fencing_token",
+        "started_at",
+        "ended_at",
+        "reason",
+        "error",
+        "late_state",
+    )
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Attempt]:
         return super().get_queryset(request).select_related("node")

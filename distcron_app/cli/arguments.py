@@ -15,6 +15,7 @@ from distcron_app.timetable.forecast import MAX_HOURS
 
 __all__ = ["VERBS", "Verb", "add_verbs", "add_view_flags"]
 
+LONGEST_ID = 18  # digits that every database can compare
 MAX_COUNT = 1000  # occurrences that ``next`` lists
 WATCH_SECONDS = 2.0
 SCHEDULE_STATES = {
@@ -99,6 +100,15 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(message % {"text": text, "low": low, "high": high})
 
     return read
+
+
+def run_number(text: str) -> int:
+    """Return the number of a run, with or without the # that the pages put before it."""
+    digits = text.removeprefix("#")
+    if digits.isascii() and digits.isdigit() and len(digits) <= LONGEST_ID:
+        return int(digits)
+    message = _("got %(text)r. Write the number of a run, as in 88140")
+    raise argparse.ArgumentTypeError(message % {"text": text})
 
 
 def seconds(text: str) -> float:
@@ -251,6 +261,23 @@ def _run_flags(parser: CommandParser) -> None:
         metavar="SECONDS",
         help=_("With --wait: stop waiting after this, exit 7. The run goes on."),
     )
+    parser.add_argument(
+        "--behind",
+        action="store_true",
+        help=_("On a busy schedule: queue it behind the active run instead of refusing."),
+    )
+    _add_reason(parser, required=False)
+    _add_user(parser)
+
+
+def _cancel_flags(parser: CommandParser) -> None:
+    parser.add_argument("run", type=run_number, metavar="RUN", help=_("The run to cancel."))
+    _add_reason(parser, required=True)
+    _add_user(parser)
+
+
+def _again_flags(parser: CommandParser) -> None:
+    parser.add_argument("run", type=run_number, metavar="RUN", help=_("The run to queue again."))
     _add_reason(parser, required=False)
     _add_user(parser)
 
@@ -397,6 +424,23 @@ VERBS = _by_name(
                 "mail-digest --wait --timeout 600",
             ),
             add_flags=_run_flags,
+        ),
+        Verb(
+            name="cancel",
+            help=gettext_lazy("Cancel a run: at once before it starts, else its job is asked."),
+            command="distcron_app.cli.steering.cancel_run",
+            examples=(
+                '88140 --reason "wrong month"',
+                '88141 --reason "month end first" --json',
+            ),
+            add_flags=_cancel_flags,
+        ),
+        Verb(
+            name="again",
+            help=gettext_lazy("Run a failed, cancelled or lost run again: one more attempt."),
+            command="distcron_app.cli.steering.run_again",
+            examples=("88123", '88124 --reason "disk was full" --json'),
+            add_flags=_again_flags,
         ),
         Verb(
             name="pause",

@@ -14,6 +14,7 @@ from distcron_app.errors import (
     ConfigurationError,
     InvalidArguments,
     LockUnavailable,
+    RunMovedOn,
     ScheduleBusy,
     StaleVersion,
     TimetableError,
@@ -31,6 +32,7 @@ __all__ = [
     "TIMED_OUT",
     "USAGE",
     "Exit",
+    "busy_text",
     "errors_as_exits",
 ]
 
@@ -75,7 +77,8 @@ def _arguments_text(error: InvalidArguments) -> str:
     )
 
 
-def _busy_text(error: ScheduleBusy) -> str:
+def busy_text(error: ScheduleBusy) -> str:
+    """Return which run stands in the way."""
     facts = {"key": error.label, "run": error.blocked_by}
     return _("schedule %(key)r: busy, blocked by run %(run)d.") % facts
 
@@ -105,7 +108,8 @@ _EXITS: dict[type[Exception], tuple[int, Callable[[Any], str]]] = {
     TimetableError: (USAGE, str),
     InvalidArguments: (USAGE, _arguments_text),
     UnknownJob: (NOT_FOUND, str),
-    ScheduleBusy: (REFUSED, _busy_text),
+    ScheduleBusy: (REFUSED, busy_text),
+    RunMovedOn: (REFUSED, str),
     StaleVersion: (REFUSED, str),
     ConfigurationError: (FAILED, str),
     LockUnavailable: (DEPENDENCY_DOWN, str),

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from distcron_app.cli.exits import NOT_FOUND, REFUSED, Exit
 from distcron_app.cli.times import iso
-from distcron_app.models import Schedule, ScheduleQuerySet
+from distcron_app.models import Run, Schedule, ScheduleQuerySet
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "actor_name",
     "filtered",
+    "find_run",
     "find_schedule",
     "find_schedules",
     "permitted_user",
@@ -46,6 +47,14 @@ def find_schedules(keys: Sequence[str]) -> list[Schedule]:
         if key not in found:
             raise Exit(NOT_FOUND, _not_found_text(key))
     return [found[key] for key in dict.fromkeys(keys)]
+
+
+def find_run(run_id: int) -> Run:
+    """Return the run of that number. Raise Exit for none."""
+    run = Run.objects.select_related("schedule").filter(pk=run_id).first()
+    if run is None:
+        raise Exit(NOT_FOUND, _("run %d: not found, or its history was pruned.") % run_id)
+    return run
 
 
 def filtered(state: str | None, job: str | None) -> ScheduleQuerySet:

@@ -13,12 +13,13 @@ from distcron_app import operations, registry
 from distcron_app.arguments import Parameter, masked_arguments
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Console
-from distcron_app.cli.exits import FAILED, TIMED_OUT, Exit
+from distcron_app.cli.exits import FAILED, REFUSED, TIMED_OUT, Exit, busy_text
 from distcron_app.cli.lookup import actor_name, find_schedule, permitted_user
 from distcron_app.clock import Clock
+from distcron_app.errors import ScheduleBusy
 from distcron_app.models import Node, Run, Schedule
 
-__all__ = ["run_schedule"]
+__all__ = ["run_facts", "run_schedule", "show_run"]
 
 _POLL_SECONDS = 0.25
 _NEWS_SECONDS = 10.0  # between two lines about one run where no line can be overwritten
@@ -31,14 +32,19 @@ def run_schedule(console: Console, options: dict[str, Any]) -> None:
     schedule = find_schedule(options["key"])
     permission = operations.job_permission(schedule.job)
     user = permitted_user(options["user"], operations.RUN_SCHEDULE, permission)
-    run = operations.run_now(
-        schedule,
-        actor=user.get_username() if user else actor_name(),
-        user=user,
-        via="cli",
-        reason=options["reason"],
-        arguments=_arguments(schedule, options["arguments"], dict(options["arg"])),
-    )
+    try:
+        run = operations.run_now(
+            schedule,
+            actor=user.get_username() if user else actor_name(),
+            user=user,
+            via="cli",
+            reason=options["reason"],
+            arguments=_arguments(schedule, options["arguments"], dict(options["arg"])),
+            behind=options["behind"],
+        )
+    except ScheduleBusy as error:
+        hint = _("To queue it behind that run: --behind")
+        raise Exit(REFUSED, busy_text(error), hint=hint) from error
     console.say(_("run %(run)d of %(key)s queued.") % {"run": run.pk, "key": schedule.key})
     if not Node.objects.alive().exists():
         console.say(
@@ -46,7 +52,7 @@ def run_schedule(console: Console, options: dict[str, Any]) -> None:
         )
     has_ended = not options["wait"] or _Wait(console, run, options["timeout"]).until_final()
     run.refresh_from_db()
-    _show(console, schedule, run)
+    show_run(console, "run", run)
     if not has_ended:
         message = _("run %(run)d: still %(state)s after %(seconds)g s. It goes on.")
         facts = {"run": run.pk, "state": states.run_label(run.state)}
@@ -173,9 +179,10 @@ def _bar(percent: float) -> str:
     return "▓" * full + "░" * (_BAR_CELLS - full)
 
 
-def _show(console: Console, schedule: Schedule, run: Run) -> None:
+def show_run(console: Console, verb: str, run: Run, **facts: Any) -> None:
+    """Print the run in one line, or as JSON with ``facts`` beside it."""
     if console.view.as_json:
-        console.json("run", run=_facts(schedule, run))
+        console.json(verb, run=run_facts(run), **facts)
         return
     shown = states.cell(run.state, states.run_label(run.state))
     parts = [_("run %d") % run.pk, shown.text]
@@ -192,16 +199,20 @@ def _outcome_text(run: Run) -> str:
     return _("run %(run)d: %(state)s, %(cause)s") % (facts | {"cause": cause})
 
 
-def _facts(schedule: Schedule, run: Run) -> dict[str, Any]:
+def run_facts(run: Run) -> dict[str, Any]:
+    """Return what ``--json`` says of a run; ``schedule`` is null where it was deleted."""
     node = Node.objects.filter(runs=run.pk).first()
     return {
         "id": run.pk,
-        "schedule": schedule.key,
+        "schedule": run.schedule and run.schedule.key,
         "job": run.job,
         "arguments": masked_arguments(run.arguments),
         "state": run.state,
         "reason": run.reason,
         "error": run.error,
+        "cancel_requested_at": times.iso(run.cancel_requested_at),
+        "cancel_cause": run.cancel_cause,
+        "attempt": run.attempt,
         "node": node and node.name,
         "due_at": times.iso(run.due_at),
         "started_at": times.iso(run.started_at),

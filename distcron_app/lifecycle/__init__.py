@@ -4,7 +4,7 @@
       │        │  ▲         │         │   │
       │        │  └─────────┴─────────┘   └────► lost ──► succeeded, failed
       │        │     given back, recovered         (the late report of its owner)
-      │        ├──► cancelled   its schedule is gone
+      │        ├──► cancelled   by a person, or its schedule is gone
       │        └──► skipped     spread, and busy or paused when it is due
       ├──► claimed, or running where a crash may repeat the run (timetable)
       └──► skipped

@@ -105,16 +105,29 @@ def _with_one_more(beside: OpenRuns, run: Run) -> OpenRuns:
     )
 
 
-def queue_manual(schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | None = None) -> Run:
+def queue_manual(
+    schedule: Schedule,
+    *,
+    by: str,
+    arguments: Mapping[str, Any] | None = None,
+    behind: bool = False,
+) -> Run:
     """Insert a queued run that starts as soon as a node has a free slot.
 
-    Raise ScheduleBusy when a run of the schedule is queued or active.
+    Raise ScheduleBusy when a run of the schedule is queued or active. With ``behind`` it
+    waits for that one instead, whatever the schedule's queue holds already.
     """
     with transaction.atomic():
-        Schedule.objects.select_for_update().get(pk=schedule.pk)
-        blocking = Run.objects.open().filter(schedule=schedule.pk).order_by("id").first()
-        if blocking is not None:
-            raise ScheduleBusy(schedule.key, blocking.pk)
+        limit = Schedule.objects.select_for_update().get(pk=schedule.pk).active_limit
+        opened = list(
+            Run.objects.open()
+            .filter(schedule=schedule.pk)
+            .order_by("id")
+            .values_list("pk", flat=True)
+        )
+        if opened and not behind:
+            raise ScheduleBusy(schedule.key, opened[0])
+        waits = limit is not None and len(opened) >= limit
         return Run.objects.create(
             schedule=schedule,
             schedule_name=schedule.name,
@@ -125,6 +138,8 @@ def queue_manual(schedule: Schedule, *, by: str, arguments: Mapping[str, Any] | 
             triggered_by=by,
             due_at=database_now(),
             state=Run.State.QUEUED,
+            reason=Run.Reason.OVERLAP if waits else Run.Reason.NONE,
+            details={"blocked_by": opened[0]} if waits else None,
         )
 
 
@@ -136,7 +151,7 @@ def queue_again(run_id: int) -> Run | None:
     schedule has as many active runs as it may.
     """
     with transaction.atomic():
-        run = Run.objects.select_for_update().filter(pk=run_id, state__in=_ENDED_BADLY).first()
+        run = Run.objects.select_for_update().filter(pk=run_id, state__in=Run.AGAIN_STATES).first()
         schedule = None
         if run is not None:
             schedule = Schedule.objects.select_for_update().filter(pk=run.schedule_id or 0).first()
@@ -151,13 +166,12 @@ def queue_again(run_id: int) -> Run | None:
         run.state, run.reason, run.due_at = Run.State.QUEUED, Run.Reason.AGAIN, now
         run.owner_token, run.node_id, run.finished_at = "", None, None
         run.cancel_requested_at, run.cancel_cause, run.late = None, "", False
+        run.error = ""
         run.progress_percent, run.progress_message, run.details = None, "", None
         run.save(update_fields=_AGAIN_FIELDS)
         return run
 
 
-# From these a person may start a run again.
-_ENDED_BADLY = (Run.State.FAILED, Run.State.CANCELLED, Run.State.LOST)
 # What queue_again changes of a run.
 _AGAIN_FIELDS = (
     "state",
@@ -169,6 +183,7 @@ _AGAIN_FIELDS = (
     "cancel_requested_at",
     "cancel_cause",
     "late",
+    "error",
     "progress_percent",
     "progress_message",
     "details",
@@ -225,8 +240,9 @@ WITH opened AS (
   SELECT r.schedule_id,
          count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
          min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS blocked_by,
-         count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap')
-           AS waiting
+         -- What a person queued takes no place in the schedule's queue.
+         count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
+                                AND r."trigger" = 'timetable') AS waiting
   FROM distcron_run r
   WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
   GROUP BY r.schedule_id
@@ -267,6 +283,7 @@ WITH opened AS (
   FROM p JOIN fates f ON f.id = p.id
   WHERE p.replaces AND r.schedule_id = p.id
     AND r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
+    AND r."trigger" = 'timetable'
 ), asked AS (
   UPDATE distcron_run r
   SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
@@ -483,11 +500,20 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
 
 
 def _replace(blocked: Mapping[int, OpenRuns]) -> None:
-    """Ask the active runs of these schedules to stop, and skip what waits behind them."""
+    """Ask the active runs of these schedules to stop, and skip what waits behind them.
+
+    What a person queued is kept: a newer occurrence does not stand for it.
+    """
     now = database_now() if blocked else None
     for pk, runs in blocked.items():
         of_schedule = Run.objects.filter(schedule=pk)
-        of_schedule.filter(state=Run.State.QUEUED, attempt=0, reason=Run.Reason.OVERLAP).update(
+        waiting = of_schedule.filter(
+            state=Run.State.QUEUED,
+            attempt=0,
+            reason=Run.Reason.OVERLAP,
+            trigger=Run.Trigger.TIMETABLE,
+        )
+        waiting.update(
             state=Run.State.SKIPPED,
             finished_at=now,
             details={"blocked_by": runs.blocked_by, "replaced": True},

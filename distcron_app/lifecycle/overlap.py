@@ -53,7 +53,13 @@ _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
 def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
     """Return the open runs of the schedules that have any, by one read."""
     is_active = ~models.Q(state=Run.State.QUEUED) | models.Q(attempt__gt=0)
-    waits = models.Q(state=Run.State.QUEUED, attempt=0, reason=Run.Reason.OVERLAP)
+    # What a person queued takes no place in the schedule's queue.
+    waits = models.Q(
+        state=Run.State.QUEUED,
+        attempt=0,
+        reason=Run.Reason.OVERLAP,
+        trigger=Run.Trigger.TIMETABLE,
+    )
     rows = (
         Run.objects.open()
         .filter(schedule__in=list(schedule_ids))

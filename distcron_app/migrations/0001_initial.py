@@ -67,7 +67,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'run',
                 'verbose_name_plural': 'runs',
                 'ordering': ['-id'],
-                'permissions': [('view_output', 'Can view the output of a run')],
+                'permissions': [('view_output', 'Can view the output of a run'), ('cancel_run', 'Can cancel a run')],
             },
         ),
         migrations.CreateModel(
@@ -194,7 +194,7 @@ class Migration(migrations.Migration):
                 ('at', distcron_app.instants.InstantField(default=distcron_app.clock.utc_now, verbose_name='at')),
                 ('actor', models.CharField(max_length=150, verbose_name='actor')),
                 ('via', models.CharField(choices=[('admin', 'admin'), ('dashboard', 'dashboard'), ('cli', 'command line')], max_length=20, verbose_name='via')),
-                ('verb', models.CharField(choices=[('add', 'add'), ('change', 'change'), ('delete', 'delete'), ('run_now', 'run now'), ('pause', 'pause'), ('resume', 'resume'), ('release_lock', 'release lock')], max_length=30, verbose_name='verb')),
+                ('verb', models.CharField(choices=[('add', 'add'), ('change', 'change'), ('delete', 'delete'), ('run_now', 'run now'), ('pause', 'pause'), ('resume', 'resume'), ('release_lock', 'release lock'), ('cancel', 'cancel'), ('run_again', 'run again')], max_length=30, verbose_name='verb')),
                 ('object_type', models.CharField(max_length=30, verbose_name='object type')),
                 ('object_id', models.CharField(max_length=40, verbose_name='object id')),
                 ('object_label', models.CharField(max_length=200, verbose_name='object')),

@@ -29,6 +29,8 @@ class AuditEntry(models.Model):
         PAUSE = "pause", _("pause")
         RESUME = "resume", _("resume")
         RELEASE_LOCK = "release_lock", _("release lock")
+        CANCEL = "cancel", pgettext_lazy("verb", "cancel")
+        RUN_AGAIN = "run_again", _("run again")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(

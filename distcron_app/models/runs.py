@@ -110,6 +110,8 @@ class Run(models.Model):
 
     OPEN_STATES = ("queued", "claimed", "running")
     ACTIVE_STATES = ("claimed", "running")
+    # From these a person may start a run again.
+    AGAIN_STATES = ("failed", "cancelled", "lost")
 
     schedule = models.ForeignKey(
         Schedule,
@@ -164,7 +166,10 @@ class Run(models.Model):
         verbose_name = _("run")
         verbose_name_plural = _("runs")
         ordering = ["-id"]
-        permissions = [("view_output", _("Can view the output of a run"))]
+        permissions = [
+            ("view_output", _("Can view the output of a run")),
+            ("cancel_run", _("Can cancel a run")),
+        ]
         indexes = [
             models.Index(fields=["schedule", "-id"], name="distcron_run_history"),
             models.Index(

@@ -1,4 +1,4 @@
-"""run now, pause and resume: idempotent, audited, and never a run of the past."""
+"""run now and again, cancel, pause and resume: idempotent, audited, and never a run of the past."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 
-from distcron_app import operations
-from distcron_app.errors import InvalidArguments, ScheduleBusy, UnknownJob
+from distcron_app import lifecycle, operations
+from distcron_app.errors import InvalidArguments, RunMovedOn, ScheduleBusy, UnknownJob
 from distcron_app.instants import database_now
 from distcron_app.locks import (
     Lease,
@@ -24,7 +24,7 @@ from distcron_app.locks import (
 )
 from distcron_app.models import AuditEntry, Run, Schedule
 from project.service_urls import cache_settings
-from tests.factories import make_run, make_schedule, make_user
+from tests.factories import make_node, make_run, make_schedule, make_user
 from tests.services import free_port
 
 pytestmark = pytest.mark.django_db
@@ -321,3 +321,183 @@ class TestReleaseLock:
         )
         assert (done.was_held, done.lost) == (None, (run.pk,))
         assert "Connection refused" in done.problem
+
+
+class TestBehind:
+    """A person queues a run on a busy schedule."""
+
+    def test_it_waits_for_the_active_run(self) -> None:
+        schedule = make_schedule()
+        active = make_run(schedule=schedule, state="running")
+        run = operations.run_now(schedule, behind=True, **WHO)
+        assert (run.state, run.reason) == ("queued", "overlap")
+        assert run.details == {"blocked_by": active.pk}
+        assert list(Run.objects.queued_due().startable()) == []
+
+    def test_it_starts_when_the_active_run_has_ended(self) -> None:
+        node = make_node()
+        schedule = make_schedule()
+        active = make_run(schedule=schedule, state="running")
+        run = operations.run_now(schedule, behind=True, **WHO)
+        token = {run.pk: new_owner_token()}
+        assert lifecycle.claim_queued(token, node.pk).runs == ()
+        Run.objects.filter(pk=active.pk).update(state="succeeded")
+        (claimed,) = lifecycle.claim_queued(token, node.pk).runs
+        assert claimed.run_id == run.pk
+
+    def test_a_full_queue_does_not_refuse_a_person(self) -> None:
+        schedule = make_schedule(overlap="queue_one")
+        make_run(schedule=schedule, state="running")
+        make_run(schedule=schedule, state="queued", reason="overlap")
+        operations.run_now(schedule, behind=True, **WHO)
+        operations.run_now(schedule, behind=True, **WHO)
+        assert Run.objects.filter(state="queued").count() == 3
+
+    def test_on_a_free_schedule_it_waits_for_nothing(self) -> None:
+        run = operations.run_now(make_schedule(), behind=True, **WHO)
+        assert (run.reason, run.details) == ("", None)
+
+    def test_without_a_limit_it_waits_for_nothing(self) -> None:
+        schedule = make_schedule(overlap="allow")
+        make_run(schedule=schedule, state="running")
+        run = operations.run_now(schedule, behind=True, **WHO)
+        assert (run.reason, run.details) == ("", None)
+
+
+class TestCancel:
+    @pytest.mark.parametrize("state", ["queued", "claimed"])
+    def test_a_run_that_has_not_started_is_cancelled_at_once(self, state: str) -> None:
+        run = make_run(state=state)
+        done = operations.cancel_run(run, reason="wrong data", **WHO)
+        run.refresh_from_db()
+        assert (done.outcome, run.state, run.reason) == ("cancelled", "cancelled", "cancelled")
+        assert run.error == "by siti: wrong data"
+        assert done.in_words() == f"Run {run.pk} is cancelled."
+
+    def test_a_running_one_is_asked_and_goes_on_until_its_job_looks(self) -> None:
+        run = make_run(state="running", attempt=1)
+        done = operations.cancel_run(run, reason="wrong data", **WHO)
+        run.refresh_from_db()
+        assert (done.outcome, run.state) == ("asked", "running")
+        assert run.cancel_requested_at is not None
+        assert run.cancel_cause == "by siti: wrong data"
+
+    def test_it_is_audited_on_the_run(self) -> None:
+        run = make_run(state="running", attempt=1)
+        operations.cancel_run(run, reason="wrong data", **WHO)
+        entry = AuditEntry.objects.get()
+        assert (entry.verb, entry.actor, entry.reason) == ("cancel", "siti", "wrong data")
+        assert (entry.object_type, entry.object_id) == ("run", str(run.pk))
+        assert entry.after == {"run": run.pk, "outcome": "asked"}
+
+    def test_without_a_reason_it_is_refused(self) -> None:
+        run = make_run(state="queued")
+        with pytest.raises(ValueError, match="Reason: missing"):
+            operations.cancel_run(run, reason=" ", **WHO)
+        assert Run.objects.get().state == "queued"
+
+    @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled", "lost", "skipped"])
+    def test_a_final_run_is_left_alone(self, state: str) -> None:
+        run = make_run(state=state)
+        with pytest.raises(RunMovedOn, match=f"Run {run.pk}: {state} by now, so it was not"):
+            operations.cancel_run(run, reason="late", idempotency_key="k", **WHO)
+        assert Run.objects.get().state == state
+        assert AuditEntry.objects.count() == 0
+
+    def test_asking_twice_keeps_the_first_cause(self) -> None:
+        run = make_run(state="running", attempt=1)
+        operations.cancel_run(run, reason="first", **WHO)
+        done = operations.cancel_run(run, reason="second", **WHO)
+        run.refresh_from_db()
+        assert (done.outcome, run.cancel_cause) == ("asked_before", "by siti: first")
+        assert AuditEntry.objects.count() == 1
+
+    def test_a_form_sent_again_answers_what_it_did_and_acts_once(self) -> None:
+        run = make_run(state="queued")
+        first = operations.cancel_run(run, reason="x", idempotency_key="k", **WHO)
+        lifecycle.queue_again(run.pk)
+        again = operations.cancel_run(run, reason="x", idempotency_key="k", **WHO)
+        assert again == first
+        assert Run.objects.get().state == "queued"
+        assert AuditEntry.objects.count() == 1
+
+
+class TestRunAgain:
+    @pytest.mark.parametrize("state", ["failed", "cancelled", "lost"])
+    def test_the_same_run_is_queued_again(self, state: str) -> None:
+        run = make_run(state=state, attempt=1, reason="error", error="boom")
+        queued = operations.run_again(run, reason="disk was full", **WHO)
+        stored = Run.objects.get()
+        assert (queued.pk, stored.state, stored.reason) == (run.pk, "queued", "again")
+        assert stored.error == ""
+        assert [attempt.error for attempt in stored.attempts.all()] == ["boom"]
+        entry = AuditEntry.objects.get()
+        assert (entry.verb, entry.object_type, entry.reason) == (
+            "run_again",
+            "run",
+            "disk was full",
+        )
+        assert entry.after == {"run": run.pk, "after_attempt": 1}
+
+    @pytest.mark.parametrize("state", ["queued", "running", "succeeded", "skipped"])
+    def test_a_run_in_another_state_is_left_alone(self, state: str) -> None:
+        run = make_run(state=state)
+        with pytest.raises(RunMovedOn, match=f"Run {run.pk}: {state} by now. Only a failed,"):
+            operations.run_again(run, **WHO)
+        assert Run.objects.get().state == state
+        assert AuditEntry.objects.count() == 0
+
+    def test_a_run_whose_schedule_is_gone_says_so(self) -> None:
+        run = make_run(state="failed")
+        Schedule.objects.all().delete()
+        with pytest.raises(RunMovedOn, match="its schedule was deleted"):
+            operations.run_again(run, **WHO)
+
+    def test_a_busy_schedule_refuses_it(self) -> None:
+        run = make_run(state="failed")
+        active = make_run(schedule=run.schedule, state="running")
+        with pytest.raises(ScheduleBusy, match=f"blocked by run {active.pk}"):
+            operations.run_again(run, **WHO)
+        assert AuditEntry.objects.count() == 0
+
+    def test_an_unknown_job_is_refused_before_it_writes(self) -> None:
+        run = make_run(state="failed", job="gone")
+        with pytest.raises(UnknownJob):
+            operations.run_again(run, **WHO)
+        assert Run.objects.get().state == "failed"
+
+    def test_a_form_sent_again_acts_once(self) -> None:
+        run = make_run(state="failed", attempt=1)
+        operations.run_again(run, idempotency_key="k", **WHO)
+        Run.objects.update(state="failed")
+        assert operations.run_again(run, idempotency_key="k", **WHO).pk == run.pk
+        assert Run.objects.get().state == "failed"
+        assert AuditEntry.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("verb", ["cancel", "again"])
+def test_two_clicks_at_once_on_a_run_act_once(verb: str) -> None:
+    run = make_run(state="queued" if verb == "cancel" else "failed", attempt=0)
+    barrier, errors = threading.Barrier(2), []
+
+    def click() -> None:
+        try:
+            barrier.wait()
+            if verb == "cancel":
+                operations.cancel_run(run, reason="x", idempotency_key="k", **WHO)
+            else:
+                operations.run_again(run, idempotency_key="k", **WHO)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=click) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert Run.objects.get().state == ("cancelled" if verb == "cancel" else "queued")
+    assert AuditEntry.objects.count() == 1

@@ -139,6 +139,17 @@ def test_replace_asks_the_active_run_to_stop_and_skips_what_waited() -> None:
     assert newest.scheduled_at == schedule.next_run_at
 
 
+@pytest.mark.parametrize("policy", ["replace", "queue_one"])
+def test_what_a_person_queued_is_kept_and_takes_no_place(policy: str) -> None:
+    schedule = due(overlap=policy)
+    occupy(schedule, 1, 0)
+    asked_for = lifecycle.queue_manual(schedule, by="siti", behind=True)
+    claim(schedule, make_node())
+    asked_for.refresh_from_db()
+    assert (asked_for.state, asked_for.reason) == ("queued", "overlap")
+    assert Run.objects.get(scheduled_at=schedule.next_run_at).state == "queued"
+
+
 def test_a_full_queue_is_named_on_the_row_that_found_it_full() -> None:
     schedule = due(overlap="queue_all", max_queued=2)
     (active,) = occupy(schedule, 1, 2)

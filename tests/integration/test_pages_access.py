@@ -34,6 +34,8 @@ PAGES = [
     ("resume", "schedule", "pause_schedule"),
     ("runs", None, "view_run"),
     ("run", "run", "view_run"),
+    ("cancel_run", "run", "cancel_run"),
+    ("run_again", "run", "run_schedule"),
     ("nodes", None, "view_node"),
     ("locks", None, "view_lock"),
     ("release_lock", "lock", "force_release_lock"),
@@ -70,7 +72,7 @@ def test_page_without_its_permission_names_it(
     client: Client, rows: dict[str, Any], name: str, of: str | None, permission: str
 ) -> None:
     others = {"view_dashboard", "view_schedule", "view_run", "view_node", "view_output"}
-    others |= {"run_schedule", "pause_schedule", "view_lock", "force_release_lock"}
+    others |= {"run_schedule", "pause_schedule", "view_lock", "force_release_lock", "cancel_run"}
     client.force_login(user("siti", *(others - {permission})))
     answer = client.get(address(name, of, rows))
     assert answer.status_code == 403

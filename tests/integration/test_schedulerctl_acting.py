@@ -1,4 +1,4 @@
-"""The verbs that act: run, pause and resume."""
+"""The verbs that act: run, cancel, again, pause and resume."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shlex
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
-from django.core.management import load_command_class
+from django.core.management import call_command, load_command_class
 
 from distcron_app import job
 from distcron_app.cli.arguments import VERBS
+from distcron_app.cli.exits import Exit
 from distcron_app.models import AuditEntry, Run, Schedule
 from tests.integration.schedulerctl_builders import (
     ctl,
@@ -27,6 +28,11 @@ pytestmark = pytest.mark.django_db
 @job(name="tests.call_partner")
 def call_partner(api_token: str) -> None:
     """Take a secret."""
+
+
+@job(name="tests.guarded", permission="auth.view_group")
+def guarded() -> None:
+    """Do what only some may start."""
 
 
 def make_user(name: str, *permissions: str) -> None:
@@ -77,6 +83,24 @@ class TestRun:
 
         assert answer.code == 5
         assert answer.error == f"schedule 'invoice-close': busy, blocked by run {run.pk}."
+
+    def test_on_a_terminal_a_busy_schedule_names_the_way_out(self) -> None:
+        make_run(make_schedule(), "running")
+
+        with pytest.raises(Exit) as refused:
+            call_command("schedulerctl", "run", "invoice-close")
+
+        assert refused.value.hint == "To queue it behind that run: --behind"
+
+    def test_behind_queues_it_on_a_busy_schedule(self) -> None:
+        active = make_run(make_schedule(), "running")
+
+        answer = ctl("run", "invoice-close", "--behind", "--json")
+
+        assert answer.code == 0
+        queued = Run.objects.get(state="queued")
+        assert (queued.reason, queued.details) == ("overlap", {"blocked_by": active.pk})
+        assert answer.data["run"]["reason"] == "overlap"
 
     def test_an_argument_replaces_only_its_own_value(self) -> None:
         make_schedule(job="project.demo.greet", arguments={"name": "Ana", "language": "id"})
@@ -152,6 +176,9 @@ class TestRun:
             "state": "queued",
             "reason": "",
             "error": "",
+            "cancel_requested_at": None,
+            "cancel_cause": "",
+            "attempt": 0,
             "node": None,
             "started_at": None,
             "finished_at": None,
@@ -316,11 +343,149 @@ class TestPauseAndResume:
         assert states() == {"one": "active"}
 
 
+class TestCancel:
+    def test_a_queued_run_is_cancelled_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOGNAME", "ops")
+        run = make_run(make_schedule(), "queued")
+
+        answer = ctl("cancel", str(run.pk), "--reason", "wrong month")
+
+        assert answer.out == f"run {run.pk} · ■ cancelled\n"
+        assert answer.error == f"Run {run.pk} is cancelled.\n"
+        run.refresh_from_db()
+        assert (run.state, run.error) == ("cancelled", "by cli:ops: wrong month")
+        entry = AuditEntry.objects.get()
+        assert (entry.actor, entry.via, entry.verb) == ("cli:ops", "cli", "cancel")
+
+    def test_a_running_one_is_asked(self) -> None:
+        run = make_run(make_schedule(), "running", attempt=1)
+
+        answer = ctl("cancel", f"#{run.pk}", "--reason", "wrong month", "--json")
+
+        assert answer.code == 0
+        assert answer.data["verb"] == "cancel"
+        assert answer.data["outcome"] == "asked"
+        assert answer.data["run"]["state"] == "running"
+        assert answer.data["run"]["cancel_requested_at"].endswith("Z")
+        assert answer.data["run"]["cancel_cause"].endswith(": wrong month")
+
+    def test_asking_again_changes_nothing_and_says_so(self) -> None:
+        run = make_run(make_schedule(), "running", attempt=1)
+        ctl("cancel", str(run.pk), "--reason", "first")
+
+        answer = ctl("cancel", str(run.pk), "--reason", "second")
+
+        assert answer.code == 0
+        assert answer.error == f"Run {run.pk} was asked to stop already. Nothing was changed.\n"
+        assert AuditEntry.objects.count() == 1
+
+    def test_a_final_run_exits_with_5(self) -> None:
+        run = make_run(make_schedule(), "succeeded")
+
+        answer = ctl("cancel", str(run.pk), "--reason", "late")
+
+        assert answer.code == 5
+        assert answer.error == f"Run {run.pk}: succeeded by now, so it was not cancelled."
+        assert answer.out == ""
+
+    @pytest.mark.parametrize(
+        ("words", "code"),
+        [
+            (["7", "--reason", "x"], 4),
+            (["7", "--reason", " "], 2),
+        ],
+    )
+    def test_what_cannot_be_cancelled_has_its_exit_code(self, words: list[str], code: int) -> None:
+        assert ctl("cancel", *words).code == code
+
+    @pytest.mark.parametrize(
+        ("words", "problem"),
+        [
+            (["7"], "the following arguments are required: --reason"),
+            (["seven", "--reason", "x"], "got 'seven'. Write the number of a run"),
+            (["9" * 30, "--reason", "x"], "Write the number of a run"),
+        ],
+    )
+    def test_a_command_line_that_is_wrong_says_what(self, words: list[str], problem: str) -> None:
+        answer = ctl("cancel", *words)
+
+        assert problem in answer.error
+
+    def test_a_user_needs_the_permission_and_is_in_the_audit(self) -> None:
+        run = make_run(make_schedule(), "queued")
+        make_user("ana", "run_schedule")
+        make_user("siti", "cancel_run")
+
+        refused = ctl("cancel", str(run.pk), "--reason", "x", "--user", "ana")
+        done = ctl("cancel", str(run.pk), "--reason", "x", "--user", "siti")
+
+        assert (refused.code, done.code) == (5, 0)
+        assert "lacks the permission distcron.cancel_run" in refused.error
+        assert AuditEntry.objects.get().actor == "siti"
+
+
+class TestAgain:
+    def test_a_failed_run_is_queued_again(self) -> None:
+        run = make_run(make_schedule(), "failed", attempt=1, error="boom")
+
+        answer = ctl("again", str(run.pk), "--reason", "disk was full", "--json")
+
+        assert answer.code == 0
+        assert answer.data["verb"] == "again"
+        facts = answer.data["run"]
+        assert (facts["id"], facts["state"], facts["reason"]) == (run.pk, "queued", "again")
+        assert (facts["error"], facts["attempt"], facts["schedule"]) == ("", 1, "invoice-close")
+        entry = AuditEntry.objects.get()
+        assert (entry.verb, entry.via, entry.reason) == ("run_again", "cli", "disk was full")
+
+    def test_a_run_that_succeeded_exits_with_5(self) -> None:
+        run = make_run(make_schedule(), "succeeded")
+
+        answer = ctl("again", str(run.pk))
+
+        assert answer.code == 5
+        assert answer.error == (
+            f"Run {run.pk}: succeeded by now. Only a failed, cancelled or lost run can be run "
+            "again."
+        )
+
+    def test_a_busy_schedule_exits_with_5_and_names_the_run(self) -> None:
+        schedule = make_schedule()
+        failed = make_run(schedule, "failed", attempt=1)
+        active = make_run(schedule, "running", attempt=1)
+
+        answer = ctl("again", str(failed.pk))
+
+        assert answer.code == 5
+        assert answer.error == f"schedule 'invoice-close': busy, blocked by run {active.pk}."
+
+    def test_an_unknown_run_exits_with_4(self) -> None:
+        answer = ctl("again", "7")
+
+        assert answer.code == 4
+        assert answer.error == "run 7: not found, or its history was pruned."
+
+    def test_a_user_needs_the_permission_of_the_job_too(self) -> None:
+        run = make_run(make_schedule(job="tests.guarded", arguments={}), "failed", attempt=1)
+        make_user("ana", "run_schedule")
+        make_user("siti", "run_schedule", "view_group")
+
+        refused = ctl("again", str(run.pk), "--user", "ana")
+        done = ctl("again", str(run.pk), "--user", "siti")
+
+        assert (refused.code, done.code) == (5, 0)
+        assert "lacks the permission auth.view_group" in refused.error
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_two_examples_of_the_help_run(verb: str) -> None:
-    make_schedule("invoice-close")
-    make_schedule("mail-digest")
+    for number, key in enumerate(("invoice-close", "mail-digest")):
+        schedule = make_schedule(key)
+        if verb == "cancel":
+            make_run(schedule, "running", id=88140 + number, attempt=1)
+        if verb == "again":
+            make_run(schedule, "failed", id=88123 + number, attempt=1)
 
     with node_that_finishes("succeeded"):
         answers = [ctl(*words) for words in _examples(verb)]

@@ -64,6 +64,7 @@ _MORE = (
     ("backoff_longest_seconds", "backoff_jitter", "retry_stops_at_next"),
     ("retry_on", "give_up_on"),
     ("delivery", "lock_level"),
+    ("keep_days", "keep_succeeded", "keep_failed"),
     "notes",
 )
 

@@ -29,6 +29,7 @@ class AuditEntry(models.Model):
         PAUSE = "pause", _("pause")
         RESUME = "resume", _("resume")
         RELEASE_LOCK = "release_lock", _("release lock")
+        PRUNE = "prune", pgettext_lazy("verb", "prune")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(

@@ -175,7 +175,7 @@ class Run(models.Model):
                 name="distcron_run_trouble",
                 condition=Q(state__in=["failed", "lost"]),
             ),
-            # For pruning and charts; 0002 has it for databases without partial indexes.
+            # For pruning and charts.
             models.Index(
                 fields=["schedule", "state", "finished_at"],
                 name="distcron_run_ended",

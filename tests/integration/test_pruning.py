@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import connections
 from django.test import override_settings
 
 from distcron_app import history, lifecycle
+from distcron_app.clock import Clock
+from distcron_app.conf import Config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Decision, Limits
 from distcron_app.locks import new_owner_token
+from distcron_app.maintenance import Sweeper
 from distcron_app.models import Attempt, Run, RunDay, RunOutput, Schedule
 from tests.factories import make_node, make_run, make_schedule
 
@@ -134,12 +138,12 @@ class TestWhatGoes:
         assert list(Attempt.objects.values_list("run", flat=True)) == [kept.pk]
 
     def test_many_schedules_are_walked_in_steps(self) -> None:
-        schedules = [make_schedule() for _ in range(205)]
+        schedules = [make_schedule() for _ in range(55)]
         for schedule in schedules:
             ended(schedule, days=31)
         first = lifecycle.prune()
-        assert (first.count, first.after) == (200, schedules[199].pk)
-        rest = lifecycle.prune(schedules[199].pk)
+        assert (first.count, first.after) == (50, schedules[49].pk)
+        rest = lifecycle.prune(schedules[49].pk)
         assert (rest.count, rest.after) == (5, None)
 
     def test_a_step_deletes_a_batch_at_most_and_stays_where_more_is_left(self) -> None:
@@ -286,6 +290,93 @@ class TestDays:
             assert prune_all() == 1
         day = RunDay.objects.get()
         assert (day.timed, day.total_seconds, day.longest_seconds) == (2, 4.25, 4.0)
+
+
+class HandClock(Clock):
+    """A clock that stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class TestSweep:
+    """The pause is jittered by half: 15 to 45 s, and ten minutes more where a node is busy."""
+
+    @pytest.fixture
+    def clock(self) -> HandClock:
+        return HandClock()
+
+    @pytest.fixture
+    def sweeper(self, clock: HandClock) -> Sweeper:
+        return Sweeper(config=Config(processes=1, threads=2), clock=clock)
+
+    def sweep(self, sweeper: Sweeper, owned: int = 0) -> int:
+        return sweeper.sweep(make_node().pk, range(owned), 0.0).pruned
+
+    def test_prunes_some_time_after_the_start_and_then_now_and_then(
+        self, sweeper: Sweeper, clock: HandClock
+    ) -> None:
+        schedule = make_schedule()
+        ended(schedule, days=31)
+        clock.seconds += 14
+        assert self.sweep(sweeper) == 0
+        clock.seconds += 32
+        assert self.sweep(sweeper) == 1
+        ended(schedule, days=31)
+        clock.seconds += 14
+        assert self.sweep(sweeper) == 0
+        clock.seconds += 32
+        assert self.sweep(sweeper) == 1
+
+    def test_each_sweep_prunes_while_a_batch_comes_out_full(
+        self, sweeper: Sweeper, clock: HandClock
+    ) -> None:
+        fill([make_schedule()], 2500, database_now() - timedelta(days=40))
+        clock.seconds += 46
+        assert [self.sweep(sweeper) for _ in range(4)] == [1000, 1000, 500, 0]
+
+    def test_a_busy_node_prunes_after_ten_minutes_at_the_latest(
+        self, sweeper: Sweeper, clock: HandClock
+    ) -> None:
+        ended(make_schedule(), days=31)
+        clock.seconds += 600
+        assert self.sweep(sweeper, owned=3) == 0
+        clock.seconds += 46
+        assert self.sweep(sweeper, owned=3) == 1
+
+    def test_goes_on_with_the_schedules_behind_and_begins_again(
+        self, sweeper: Sweeper, clock: HandClock
+    ) -> None:
+        schedules = [make_schedule() for _ in range(51)]
+        for schedule in schedules:
+            ended(schedule, days=31)
+        pruned = []
+        for _ in range(2):
+            clock.seconds += 46
+            pruned.append(self.sweep(sweeper))
+        assert pruned == [50, 1]
+        ended(schedules[0], days=31)
+        clock.seconds += 46
+        assert self.sweep(sweeper) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("keep_days", 36_501, "At most 36500; 0 is no limit."),
+        ("keep_succeeded", 10_000_001, "At most 10000000; 0 is no limit."),
+        ("keep_failed", 10_000_001, "At most 10000000; 0 is no limit."),
+    ],
+)
+def test_the_form_names_the_limit_that_is_too_large(field: str, value: int, text: str) -> None:
+    schedule = make_schedule()
+    setattr(schedule, field, value)
+    with pytest.raises(ValidationError) as caught:
+        schedule.full_clean()
+    assert caught.value.message_dict == {field: [text]}
 
 
 @pytest.mark.django_db(transaction=True)

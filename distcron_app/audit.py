@@ -36,7 +36,7 @@ def record(
     user: AbstractBaseUser | None = None,
     via: Via,
     verb: str,
-    target: models.Model | str,
+    target: models.Model | type[models.Model] | str,
     reason: str = "",
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
@@ -45,7 +45,8 @@ def record(
 ) -> AuditEntry:
     """Write one entry, and a LogEntry where ``user`` is given and the admin is installed.
 
-    ``target`` is the row that was changed, or the name of a lock that belongs to no row.
+    ``target`` is the row that was changed, a model where many rows were, or the name of a
+    lock that belongs to no row.
     ``log_message`` replaces the text of the LogEntry. Raise IntegrityError when an entry
     has the idempotency key already.
     """
@@ -120,9 +121,16 @@ def _sentence(entry: AuditEntry) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _object(target: models.Model | str) -> dict[str, str]:
+def _object(target: models.Model | type[models.Model] | str) -> dict[str, str]:
     if isinstance(target, str):
         return {"object_type": "lock", "object_id": target[:40], "object_label": target[:200]}
+    if isinstance(target, type):
+        label = str(target._meta.verbose_name_plural)
+        return {
+            "object_type": target._meta.model_name or "",
+            "object_id": "",
+            "object_label": label,
+        }
     return {
         "object_type": target._meta.model_name or "",
         "object_id": str(target.pk),

@@ -79,6 +79,12 @@ class Config:
     shell_commands: tuple[str, ...] = ()
     # Captured output kept per run; the rest is cut with a marker.
     output_limit_bytes: int = 262_144
+    # How long the history stays; 0 is for ever. Failed and lost runs never shorter than others.
+    keep_days: int = 30
+    keep_failed_days: int = 90
+    # Of each schedule, at most so many that failed or are lost, and so many others; 0: no limit.
+    keep_succeeded: int = 0
+    keep_failed: int = 0
 
     @property
     def label(self) -> str:
@@ -132,6 +138,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "BATCH_SIZE": (1, 10_000),
     "POLL_SECONDS": (0.05, 60),
     "OUTPUT_LIMIT_BYTES": (0, 64 * 1024 * 1024),
+    "KEEP_DAYS": (0, 36_500),
+    "KEEP_FAILED_DAYS": (0, 36_500),
+    "KEEP_SUCCEEDED": (0, 10_000_000),
+    "KEEP_FAILED": (0, 10_000_000),
     "QUORUM_RETRIES": (0, 20),
     "QUORUM_RETRY_DELAY_MS": (1, 5000),
 }

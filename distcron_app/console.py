@@ -159,6 +159,11 @@ class TextConsole:
         text = _("node %(node)s is dead: its lease expired") % {"node": str(facts["node"])[:8]}
         return "warning", text
 
+    def _on_pruned(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        count = facts["runs"]
+        text = ngettext("pruned %d run of the history", "pruned %d runs of the history", count)
+        return "info", text % count
+
     def _on_recovered(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         parts = []
         if facts["requeued"]:

@@ -105,6 +105,9 @@ POLICY_FIELDS = (
     "retry_on",
     "give_up_on",
     "retry_stops_at_next",
+    "keep_days",
+    "keep_succeeded",
+    "keep_failed",
 )
 _LEVEL_LABELS = {
     "standard": gettext_lazy("standard: goes on without its lock, since the database decides"),

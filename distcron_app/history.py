@@ -10,21 +10,22 @@ import dataclasses
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any
 
-from django.db.models import Count, F, Q, Subquery
+from django.db.models import Count, F, Max, Q, Subquery, Sum
 from django.db.models.lookups import Exact, In
 
 from distcron_app.conf import get_config
 from distcron_app.errors import TimetableError
-from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.instants import DatabaseNow, SecondsBetween, UtcDay, database_now
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Attempt,
     AuditEntry,
     Node,
     Run,
+    RunDay,
     RunOutput,
     RunQuerySet,
     Schedule,
@@ -39,10 +40,12 @@ from distcron_app.wording import Mark, marks
 
 __all__ = [
     "PAGE_SIZE",
+    "DayCounts",
     "Forecast",
     "Membership",
     "Overview",
     "RunPage",
+    "daily_counts",
     "find_run",
     "forecast",
     "known_nodes",
@@ -112,6 +115,30 @@ class Overview:
     def is_calm(self) -> bool:
         """Return True when nothing needs a person."""
         return not self.problems and not self.broken
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DayCounts:
+    """How many runs of a schedule ended on a day in UTC, pruned ones included.
+
+    ``timed`` of them started and ended; they took ``total_seconds`` together.
+    """
+
+    day: date
+    states: dict[str, int]
+    timed: int = 0
+    total_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Return how many runs ended, or were skipped, on the day."""
+        return sum(self.states.values())
+
+    @property
+    def average_seconds(self) -> float | None:
+        """Return how long a run took on average, or None where none has run."""
+        return self.total_seconds / self.timed if self.timed else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +363,57 @@ def forecast(now: datetime, hours: int = 24) -> Forecast:
     for at in listed:
         minutes[(at - start) // timedelta(minutes=1)] += 1
     return Forecast(start=start, counts=minutes, schedules=len(found))
+
+
+def daily_counts(schedule_id: int, days: int = 30) -> list[DayCounts]:
+    """Return one entry for each of the last ``days`` days in UTC, today last.
+
+    Adds the runs that are there to what was pruned, so pruning changes no total. One
+    statement for both: a batch that is pruned meanwhile is never counted twice or missed.
+    """
+    today = database_now().date()
+    wanted = [today - timedelta(days=ago) for ago in reversed(range(days))]
+    nothing = (0,) * len(_ENDED_STATES) + (0, 0.0, 0.0)
+    rows: dict[date, list[tuple[Any, ...]]] = {day: [nothing] for day in wanted}
+    for day, *numbers in _live_and_pruned(schedule_id, wanted[0]):
+        if day in rows:
+            rows[day].append(tuple(numbers))
+    return [_day_counts(day, of_day) for day, of_day in rows.items()]
+
+
+_ENDED_STATES = (*Run.ENDED_STATES, *Run.BROKEN_STATES)
+_DAY_COLUMNS = ("day", *_ENDED_STATES, "timed", "total_seconds", "longest_seconds")
+
+
+def _live_and_pruned(schedule_id: int, first: date) -> Iterable[Any]:
+    start = datetime.combine(first, time(), UTC)
+    seconds = SecondsBetween("started_at", "finished_at")
+    live = (
+        Run.objects.filter(schedule=schedule_id, state__in=_ENDED_STATES, finished_at__gte=start)
+        .order_by()
+        .annotate(day=UtcDay("finished_at"))
+        .values("day")
+        .annotate(
+            **{state: Count("pk", filter=Q(state=state)) for state in _ENDED_STATES},
+            timed=Count("started_at"),
+            total_seconds=Sum(seconds),
+            longest_seconds=Max(seconds),
+        )
+    )
+    pruned = RunDay.objects.filter(schedule=schedule_id, day__gte=first).order_by()
+    return live.values_list(*_DAY_COLUMNS).union(pruned.values_list(*_DAY_COLUMNS), all=True)
+
+
+def _day_counts(day: date, rows: Sequence[tuple[Any, ...]]) -> DayCounts:
+    columns = [[number or 0 for number in column] for column in zip(*rows, strict=True)]
+    *states, timed, total_seconds, longest_seconds = columns
+    return DayCounts(
+        day=day,
+        states={state: sum(counts) for state, counts in zip(_ENDED_STATES, states, strict=True)},
+        timed=sum(timed),
+        total_seconds=sum(total_seconds),
+        longest_seconds=max(longest_seconds),
+    )
 
 
 def with_names(runs: RunQuerySet) -> RunQuerySet:

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
-__all__ = ["DatabaseNow", "InstantField", "database_now"]
+__all__ = ["DatabaseNow", "InstantField", "SecondsBetween", "UtcDay", "database_now"]
 
 if TYPE_CHECKING:
     _DateTimeField = models.DateTimeField[Any, Any]
@@ -86,6 +86,45 @@ class DatabaseNow(models.Expression):
         if connection.vendor == "mysql":
             return "(UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND)", (round(seconds * 1_000_000),)
         return f"STRFTIME('{_SQLITE_FORMAT}', 'now', %s)", (f"{seconds:+.3f} seconds",)
+
+
+class UtcDay(models.Func):
+    """The day in UTC of a column of instants, whatever the session's zone is."""
+
+    function = "DATE"
+    output_field = models.DateField()
+
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **options: Any
+    ) -> Any:
+        template = "(%(expressions)s AT TIME ZONE 'UTC')::date"
+        return super().as_sql(compiler, connection, template=template, **options)
+
+
+class SecondsBetween(models.Func):
+    """The seconds from one column of instants to another; NULL where one is."""
+
+    arity = 2
+    output_field = models.FloatField()
+
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **options: Any
+    ) -> Any:
+        template = "EXTRACT(EPOCH FROM -(%(expressions)s))::float8"
+        return super().as_sql(compiler, connection, template=template, arg_joiner=" - ", **options)
+
+    def as_mysql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **options: Any
+    ) -> Any:
+        template = "(TIMESTAMPDIFF(MICROSECOND, %(expressions)s) / 1e6)"
+        return super().as_sql(compiler, connection, template=template, **options)
+
+    def as_sqlite(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **options: Any
+    ) -> Any:
+        # Django's own function, in microseconds: text has no difference.
+        template = "(-django_timestamp_diff(%(expressions)s) / 1000000.0)"
+        return super().as_sql(compiler, connection, template=template, **options)
 
 
 _NOW_SQL = {

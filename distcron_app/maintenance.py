@@ -27,6 +27,10 @@ _FORGET_EVERY = 300
 # A COMMIT that was not answered has landed by then or never will.
 _STRAY_AFTER = timedelta(seconds=10)
 _ADOPT_BATCH = 500
+# Between two looks for history to prune, give or take half of it; while a batch comes out
+# full, each sweep takes one. A node with work waiting for a slot prunes only now and then.
+_PRUNE_SECONDS = 30.0
+_PRUNE_BUSY_SECONDS = 600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +40,20 @@ class Swept:
     dead: tuple[UUID, ...] = ()
     recovered: Recovered = dataclasses.field(default_factory=Recovered)
     invalid: tuple[str, ...] = ()
+    pruned: int = 0
 
 
 class Sweeper:
-    """Declares nodes dead, recovers their runs and plans rows that have no next instant."""
+    """Declares nodes dead, recovers their runs, plans rows without an instant, prunes history."""
 
     def __init__(self, *, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._next_at = 0.0
         self._count = 0
+        # Not at once: a node that starts has more urgent work, and a fleet starts together.
+        self._prune_at = clock.monotonic() + _jittered(_PRUNE_SECONDS)
+        self._prune_after = 0
 
     def due(self) -> bool:
         """Return True when the next sweep should happen now."""
@@ -63,7 +71,7 @@ class Sweeper:
         After an outage every heartbeat is old, and its node deserves the time to renew it.
         """
         # Jitter: the nodes of a fleet must not sweep together.
-        self._next_at = self._clock.monotonic() + SWEEP_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+        self._next_at = self._clock.monotonic() + _jittered(SWEEP_SECONDS)
         self._count += 1
         dead: list[UUID] = []
         if database_up_seconds >= self._config.node_lease_seconds:
@@ -84,7 +92,24 @@ class Sweeper:
                 requeued=recovered.requeued + strays.requeued, lost=recovered.lost + strays.lost
             ),
             invalid=_adopt() + _plan_with_newer_zones(),
+            pruned=self._prune(is_busy=len(known_runs) > self._config.slots),
         )
+
+    def _prune(self, *, is_busy: bool) -> int:
+        """Delete a batch of history where it is time to, and say how many runs went."""
+        now = self._clock.monotonic()
+        wait = _PRUNE_BUSY_SECONDS if is_busy else 0.0
+        if now < self._prune_at + wait:
+            return 0
+        step = lifecycle.prune(self._prune_after)
+        is_full = step.after == self._prune_after and step.count > 0
+        self._prune_after = step.after or 0
+        self._prune_at = now if is_full else now + _jittered(_PRUNE_SECONDS)
+        return step.count
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
 
 
 def _adopt() -> tuple[str, ...]:

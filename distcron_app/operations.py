@@ -32,6 +32,7 @@ __all__ = [
     "FORCE_RELEASE_LOCK",
     "MANAGE_SCHEDULES",
     "PAUSE_SCHEDULE",
+    "PRUNE_RUNS",
     "RUN_SCHEDULE",
     "VIEW_DASHBOARD",
     "VIEW_LOCK",
@@ -43,6 +44,7 @@ __all__ = [
     "earlier_release",
     "job_permission",
     "pause",
+    "prune_history",
     "release_lock",
     "resume",
     "run_again",
@@ -57,6 +59,7 @@ VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"
 VIEW_LOCK = "distcron.view_lock"
 FORCE_RELEASE_LOCK = "distcron.force_release_lock"
+PRUNE_RUNS = "distcron.delete_run"
 
 REASON_LENGTH = 500
 _STATE_FIELDS = ("state", "state_reason", "state_by", "state_at")
@@ -392,6 +395,53 @@ def release_lock(
         done = dataclasses.replace(done, problem=error.cause)
     wakeup.announce()
     return done
+
+
+def prune_history(
+    limits: lifecycle.Limits,
+    *,
+    reason: str = "",
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    batch: int,
+    goes_on: Callable[[int], bool],
+) -> int:
+    """Delete the runs that are beyond ``limits``, batch by batch; return how many went.
+
+    ``goes_on`` is told after each batch how many went so far and ends the work with False.
+    One audit entry has the number at the end, also where an error ends it: each batch is a
+    transaction of its own, and what is deleted by then stays deleted.
+    """
+    _check_reason(reason)
+    count, after = 0, 0
+    try:
+        while True:
+            step = lifecycle.prune(after, batch=batch, limits=limits)
+            count += step.count
+            if not goes_on(count) or step.after is None:
+                return count
+            after = step.after
+    finally:
+        if count:
+            _record_pruning(limits, count, _Author(actor=actor, user=user, via=via, reason=reason))
+
+
+def _record_pruning(limits: lifecycle.Limits, count: int, author: _Author) -> None:
+    schedule = Schedule.objects.filter(pk=limits.schedule_id or 0).first()
+    given = {"keep_days": limits.keep_days, "keep_failed": limits.keep_failed}
+    audit.record(
+        actor=author.actor,
+        user=author.user,
+        via=author.via,
+        verb="prune",
+        target=schedule or Run,
+        reason=author.reason,
+        after={
+            "deleted": count,
+            **{name: value for name, value in given.items() if value is not None},
+        },
+    )
 
 
 def earlier_release(name: str, idempotency_key: str) -> LockRelease | None:

@@ -449,6 +449,8 @@ class Scheduler:
             self._report("recovered", requeued=swept.recovered.requeued, lost=swept.recovered.lost)
         for key in swept.invalid:
             self._report("invalid", schedule=key)
+        if swept.pruned:
+            self._report("pruned", runs=swept.pruned)
 
     def _cancel_lost(self) -> None:
         lost = {

@@ -58,6 +58,7 @@ _MORE = (
     ("gap", "fold"),
     "delivery",
     "lock_level",
+    ("keep_days", "keep_succeeded", "keep_failed"),
     "notes",
 )
 # Groups of policies, folded until somebody opens them or one of their fields is wrong.

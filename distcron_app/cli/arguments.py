@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser, DjangoHelpFormatter
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from distcron_app.lifecycle import PRUNE_BATCH
 from distcron_app.models import AuditEntry
 from distcron_app.timetable.forecast import MAX_HOURS
 
@@ -381,6 +382,36 @@ def _add_level(parser: CommandParser, *, default: object) -> None:
     )
 
 
+def _prune_flags(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--keep-days",
+        type=whole_number(0, 36_500),
+        metavar="N",
+        help=_(
+            "Delete what ended longer ago, instead of the stored days; 0: no limit. "
+            "Failed and lost runs stay at least KEEP_FAILED_DAYS."
+        ),
+    )
+    parser.add_argument(
+        "--keep-failed",
+        type=whole_number(0, 10_000_000),
+        metavar="N",
+        help=_("Of each schedule keep so many failed and lost runs at most; 0: no limit."),
+    )
+    parser.add_argument("--schedule", metavar="KEY", help=_("Only runs of this schedule."))
+    parser.add_argument(
+        "--batch",
+        type=whole_number(1, 10_000),
+        default=PRUNE_BATCH,
+        metavar="N",
+        help=_("Runs in one transaction, 1 to 10000; 1000 by default."),
+    )
+    parser.add_argument("--yes", action="store_true", help=_("Do not ask."))
+    parser.add_argument("--dry-run", action="store_true", help=_("Count only, delete nothing."))
+    _add_reason(parser, required=False)
+    _add_user(parser)
+
+
 def _no_flags(parser: CommandParser) -> None:
     """Add nothing: the verb has only the flags of every verb."""
 
@@ -472,6 +503,13 @@ VERBS = _by_name(
             command="distcron_app.cli.holding.show_locks",
             examples=("--wide", "--level standard --json"),
             add_flags=_locks_flags,
+        ),
+        Verb(
+            name="prune",
+            help=gettext_lazy("Delete runs that are older or more than what shall be kept."),
+            command="distcron_app.cli.pruning.prune_runs",
+            examples=("--dry-run", "--keep-days 30 --keep-failed 1000 --yes"),
+            add_flags=_prune_flags,
         ),
         Verb(
             name="status",

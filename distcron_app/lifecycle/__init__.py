@@ -30,6 +30,7 @@ from distcron_app.lifecycle.outcome import (
     report_progress,
     start,
 )
+from distcron_app.lifecycle.pruning import PRUNE_BATCH, Limits, Pruned, count_prunable, prune
 from distcron_app.lifecycle.recovery import (
     Recovered,
     Released,
@@ -54,6 +55,7 @@ from distcron_app.lifecycle.values import (
 )
 
 __all__ = [
+    "PRUNE_BATCH",
     "TRANSITIONS",
     "CancelResult",
     "Claimed",
@@ -62,6 +64,8 @@ __all__ = [
     "Failure",
     "FinishResult",
     "Finished",
+    "Limits",
+    "Pruned",
     "Recovered",
     "Released",
     "Skip",
@@ -70,10 +74,12 @@ __all__ = [
     "cancel_without_schedule",
     "claim",
     "claim_queued",
+    "count_prunable",
     "expire",
     "finish",
     "give_back",
     "note_lease_lost",
+    "prune",
     "queue_again",
     "queue_manual",
     "read_back",

@@ -160,6 +160,9 @@ class Migration(migrations.Migration):
                 ('give_up_on', models.TextField(blank=True, help_text='Dotted names of exceptions, one in each line.', verbose_name='errors that are final')),
                 ('retry_stops_at_next', models.BooleanField(default=False, verbose_name='no attempt past the next occurrence')),
                 ('lock_level', models.CharField(default='standard', help_text='Which lock keeps other nodes away while it runs. Standard goes on without Redis, since the database decides; the others stop until their lock can be had again.', max_length=20, verbose_name='lock level')),
+                ('keep_days', models.PositiveIntegerField(blank=True, help_text="Older ones are deleted. Empty: the project's setting. 0: no limit.", null=True, verbose_name='keep runs (days)')),
+                ('keep_succeeded', models.PositiveIntegerField(blank=True, help_text='Runs that succeeded, were skipped or cancelled; empty and 0 as before.', null=True, verbose_name='keep at most')),
+                ('keep_failed', models.PositiveIntegerField(blank=True, help_text='Runs that failed or are lost; empty and 0 as before.', null=True, verbose_name='keep failed at most')),
                 ('notes', models.TextField(blank=True, verbose_name='notes')),
                 ('state', models.CharField(choices=[('active', 'active'), ('paused', 'paused'), ('exhausted', 'finished'), ('invalid', 'invalid')], default='active', max_length=10, verbose_name='state')),
                 ('state_reason', models.CharField(blank=True, max_length=500, verbose_name='reason')),
@@ -194,7 +197,7 @@ class Migration(migrations.Migration):
                 ('at', distcron_app.instants.InstantField(default=distcron_app.clock.utc_now, verbose_name='at')),
                 ('actor', models.CharField(max_length=150, verbose_name='actor')),
                 ('via', models.CharField(choices=[('admin', 'admin'), ('dashboard', 'dashboard'), ('cli', 'command line')], max_length=20, verbose_name='via')),
-                ('verb', models.CharField(choices=[('add', 'add'), ('change', 'change'), ('delete', 'delete'), ('run_now', 'run now'), ('pause', 'pause'), ('resume', 'resume'), ('release_lock', 'release lock'), ('cancel', 'cancel'), ('run_again', 'run again')], max_length=30, verbose_name='verb')),
+                ('verb', models.CharField(choices=[('add', 'add'), ('change', 'change'), ('delete', 'delete'), ('run_now', 'run now'), ('pause', 'pause'), ('resume', 'resume'), ('release_lock', 'release lock'), ('cancel', 'cancel'), ('run_again', 'run again'), ('prune', 'prune')], max_length=30, verbose_name='verb')),
                 ('object_type', models.CharField(max_length=30, verbose_name='object type')),
                 ('object_id', models.CharField(max_length=40, verbose_name='object id')),
                 ('object_label', models.CharField(max_length=200, verbose_name='object')),
@@ -249,6 +252,27 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('run', 'fencing_token'), name='distcron_attempt_token')],
             },
         ),
+        migrations.CreateModel(
+            name='RunDay',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('day', models.DateField(verbose_name='day')),
+                ('succeeded', models.PositiveBigIntegerField(default=0, verbose_name='succeeded')),
+                ('failed', models.PositiveBigIntegerField(default=0, verbose_name='failed')),
+                ('cancelled', models.PositiveBigIntegerField(default=0, verbose_name='cancelled')),
+                ('lost', models.PositiveBigIntegerField(default=0, verbose_name='lost')),
+                ('skipped', models.PositiveBigIntegerField(default=0, verbose_name='skipped')),
+                ('timed', models.PositiveBigIntegerField(default=0, verbose_name='runs with a duration')),
+                ('total_seconds', models.FloatField(default=0.0, verbose_name='duration of all (seconds)')),
+                ('longest_seconds', models.FloatField(default=0.0, verbose_name='longest duration (seconds)')),
+                ('schedule', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='pruned_days', to='distcron.schedule', verbose_name='schedule')),
+            ],
+            options={
+                'verbose_name': 'pruned day',
+                'verbose_name_plural': 'pruned days',
+                'constraints': [models.UniqueConstraint(fields=('schedule', 'day'), name='distcron_runday_day')],
+            },
+        ),
         migrations.AddIndex(
             model_name='schedule',
             index=models.Index(fields=['state', 'next_run_at'], name='distcron_schedule_due'),
@@ -272,6 +296,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='run',
             index=models.Index(condition=models.Q(('state__in', ['failed', 'lost'])), fields=['-id'], name='distcron_run_trouble'),
+        ),
+        migrations.AddIndex(
+            model_name='run',
+            index=models.Index(condition=models.Q(('finished_at__isnull', False)), fields=['schedule', 'state', 'finished_at'], name='distcron_run_ended'),
         ),
         migrations.AddIndex(
             model_name='run',

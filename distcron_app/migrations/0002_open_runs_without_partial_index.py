@@ -1,14 +1,13 @@
 """Give MariaDB, MySQL and SQLite full indexes for the open runs.
 
-The first two have no partial indexes; SQLite uses one only for literals, never for
-parameters. Old code may run beside this.
+The first two have no partial indexes: those of the models are full ones there. SQLite
+uses one only for literals, never for parameters. Old code may run beside this.
 """
 
 from django.db import migrations
 
-OPEN = ("distcron_run_open_states", "schedule_id, state")
 DUE = ("distcron_run_open_due", "state, due_at")
-INDEXES = {"mysql": (OPEN, DUE), "sqlite": (DUE,)}
+INDEXES = {"mysql": (DUE,), "sqlite": (DUE,)}
 
 
 def create(apps, schema_editor):

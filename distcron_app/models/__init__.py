@@ -18,7 +18,7 @@ from distcron_app.models.calendars import (
     exclusions_of,
 )
 from distcron_app.models.nodes import Node
-from distcron_app.models.runs import Attempt, Run, RunOutput, RunQuerySet, ended_attempt
+from distcron_app.models.runs import Attempt, Run, RunDay, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
     PERSON_FIELDS,
     PLANNING_FIELDS,
@@ -39,6 +39,7 @@ __all__ = [
     "CalendarEntry",
     "Node",
     "Run",
+    "RunDay",
     "RunOutput",
     "RunQuerySet",
     "Schedule",

@@ -31,6 +31,7 @@ class AuditEntry(models.Model):
         RELEASE_LOCK = "release_lock", _("release lock")
         CANCEL = "cancel", pgettext_lazy("verb", "cancel")
         RUN_AGAIN = "run_again", _("run again")
+        PRUNE = "prune", pgettext_lazy("verb", "prune")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(

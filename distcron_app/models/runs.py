@@ -15,7 +15,7 @@ from distcron_app.instants import DatabaseNow, InstantField
 from distcron_app.models.nodes import Node
 from distcron_app.models.schedules import Schedule
 
-__all__ = ["Attempt", "Run", "RunOutput", "RunQuerySet", "ended_attempt"]
+__all__ = ["Attempt", "Run", "RunDay", "RunOutput", "RunQuerySet", "ended_attempt"]
 
 
 class RunQuerySet(models.QuerySet["Run"]):
@@ -112,6 +112,9 @@ class Run(models.Model):
     ACTIVE_STATES = ("claimed", "running")
     # From these a person may start a run again.
     AGAIN_STATES = ("failed", "cancelled", "lost")
+    # How history is kept: bad ends longer than the others.
+    ENDED_STATES = ("succeeded", "skipped", "cancelled")
+    BROKEN_STATES = ("failed", "lost")
 
     schedule = models.ForeignKey(
         Schedule,
@@ -176,6 +179,12 @@ class Run(models.Model):
                 fields=["-id"],
                 name="distcron_run_trouble",
                 condition=Q(state__in=["failed", "lost"]),
+            ),
+            # For pruning and charts.
+            models.Index(
+                fields=["schedule", "state", "finished_at"],
+                name="distcron_run_ended",
+                condition=Q(finished_at__isnull=False),
             ),
             models.Index(
                 fields=["schedule", "state"],
@@ -296,6 +305,43 @@ class Attempt(models.Model):
     def __str__(self) -> str:
         facts = {"number": self.number, "run": self.run_id}
         return gettext("attempt %(number)s of run %(run)s") % facts
+
+
+class RunDay(models.Model):
+    """What was pruned of one schedule's runs that ended on one day in UTC, for charts.
+
+    Only pruning writes it, in the transaction that deletes the runs: what is left of them
+    and these rows add up to the same totals at any moment.
+    """
+
+    schedule = models.ForeignKey(
+        Schedule,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        related_name="pruned_days",
+        verbose_name=_("schedule"),
+    )
+    day = models.DateField(_("day"))
+    succeeded = models.PositiveBigIntegerField(_("succeeded"), default=0)
+    failed = models.PositiveBigIntegerField(_("failed"), default=0)
+    cancelled = models.PositiveBigIntegerField(_("cancelled"), default=0)
+    lost = models.PositiveBigIntegerField(_("lost"), default=0)
+    skipped = models.PositiveBigIntegerField(_("skipped"), default=0)
+    # Of the runs that started and ended; the others took no time that is known.
+    timed = models.PositiveBigIntegerField(_("runs with a duration"), default=0)
+    total_seconds = models.FloatField(_("duration of all (seconds)"), default=0.0)
+    longest_seconds = models.FloatField(_("longest duration (seconds)"), default=0.0)
+
+    class Meta:
+        verbose_name = _("pruned day")
+        verbose_name_plural = _("pruned days")
+        constraints = [
+            models.UniqueConstraint(fields=["schedule", "day"], name="distcron_runday_day")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id} {self.day}"
 
 
 def ended_attempt(run: Run, reason: str, at: datetime, error: str = "") -> Attempt:

@@ -402,6 +402,24 @@ class Schedule(models.Model):
             "since the database decides; the others stop until their lock can be had again."
         ),
     )
+    keep_days = models.PositiveIntegerField(
+        _("keep runs (days)"),
+        null=True,
+        blank=True,
+        help_text=_("Older ones are deleted. Empty: the project's setting. 0: no limit."),
+    )
+    keep_succeeded = models.PositiveIntegerField(
+        _("keep at most"),
+        null=True,
+        blank=True,
+        help_text=_("Runs that succeeded, were skipped or cancelled; empty and 0 as before."),
+    )
+    keep_failed = models.PositiveIntegerField(
+        _("keep failed at most"),
+        null=True,
+        blank=True,
+        help_text=_("Runs that failed or are lost; empty and 0 as before."),
+    )
     notes = models.TextField(_("notes"), blank=True)
 
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.ACTIVE)
@@ -516,6 +534,9 @@ class Schedule(models.Model):
         else:
             if len(delays) > 1 and self.backoff != self.Backoff.LIST:
                 problems["backoff_delays"] = [_("Several pauses are for the choice “as listed”.")]
+        for name, most in _KEEP_AT_MOST.items():
+            if (getattr(self, name) or 0) > most:
+                problems[name] = [_("At most %(most)d; 0 is no limit.") % {"most": most}]
         for name in ("retry_on", "give_up_on"):
             wrong = [each for each in getattr(self, name).split() if not _DOTTED.fullmatch(each)]
             if wrong:
@@ -673,6 +694,8 @@ _AT_LEAST_ONE = (
     "catchup_per_minute",
     "start_deadline_seconds",
 )
+# As for the project's settings of the same names.
+_KEEP_AT_MOST = {"keep_days": 36_500, "keep_succeeded": 10_000_000, "keep_failed": 10_000_000}
 # What a timetable is built from; see timetable_of.
 TIMETABLE_FIELDS = (
     "kind",
@@ -733,6 +756,9 @@ PERSON_FIELDS = (
     "give_up_on",
     "retry_stops_at_next",
     "lock_level",
+    "keep_days",
+    "keep_succeeded",
+    "keep_failed",
     "notes",
     "state",
     "state_reason",

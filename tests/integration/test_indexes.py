@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -62,6 +63,16 @@ def test_queued_runs_are_found_by_index() -> None:
 def test_due_schedules_are_found_by_index() -> None:
     make_schedule()
     assert indexes_used(plan_of(Schedule.objects.due()), ["distcron_schedule_due"])
+
+
+def test_ended_runs_are_found_by_schedule_state_and_age() -> None:
+    schedule = fill_history()
+    Run.objects.update(finished_at=schedule.created_at)
+    old = schedule.created_at - timedelta(days=30)
+    states = ["succeeded", "skipped", "cancelled"]
+    ids = [schedule.pk, schedule.pk + 1]
+    plan = plan_of(Run.objects.filter(schedule__in=ids, state__in=states, finished_at__lt=old))
+    assert indexes_used(plan, ["distcron_run_ended"])
 
 
 def test_the_history_of_a_schedule_is_read_in_order_by_index() -> None:

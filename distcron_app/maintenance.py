@@ -7,14 +7,20 @@ import logging
 import random
 from collections.abc import Collection
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
-from distcron_app import lifecycle, nodes, signals
+from django.db import models
+from django.db.models import OuterRef, Subquery
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from distcron_app import lifecycle, nodes, operations, signals
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Recovered
-from distcron_app.models import Schedule
+from distcron_app.models import Run, Schedule
 from distcron_app.timetable import tzdata_version
 
 __all__ = ["Sweeper", "Swept"]
@@ -27,6 +33,9 @@ _FORGET_EVERY = 300
 # A COMMIT that was not answered has landed by then or never will.
 _STRAY_AFTER = timedelta(seconds=10)
 _ADOPT_BATCH = 500
+_FAILURES = (Run.State.FAILED, Run.State.LOST)
+# How the scheduler is called in the audit.
+_ACTOR = "distcron"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +45,23 @@ class Swept:
     dead: tuple[UUID, ...] = ()
     recovered: Recovered = dataclasses.field(default_factory=Recovered)
     invalid: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    paused: tuple[str, ...] = ()
 
 
 class Sweeper:
-    """Declares nodes dead, recovers their runs and plans rows that have no next instant."""
+    """Declares nodes dead, recovers their runs and plans rows that have no next instant.
+
+    It resumes schedules whose pause is over, and pauses those that keep failing.
+    """
 
     def __init__(self, *, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._next_at = 0.0
         self._count = 0
+        # Schedule to its newest outcome that was judged already.
+        self._judged: dict[int, int] = {}
 
     def due(self) -> bool:
         """Return True when the next sweep should happen now."""
@@ -84,7 +100,93 @@ class Sweeper:
                 requeued=recovered.requeued + strays.requeued, lost=recovered.lost + strays.lost
             ),
             invalid=_adopt() + _plan_with_newer_zones(),
+            resumed=_resume_over(),
+            paused=self._pause_failing(),
         )
+
+    def _pause_failing(self) -> tuple[str, ...]:
+        """Pause schedules that failed as often in a row as they may; return their keys.
+
+        Asked once for each new failure of a schedule that wants it, so that a finish costs
+        nothing. The row is judged again under its lock, so that one node does it.
+        """
+        outcomes = Run.objects.filter(
+            schedule=OuterRef("pk"),
+            trigger=Run.Trigger.TIMETABLE,
+            state__in=[Run.State.SUCCEEDED, *_FAILURES],
+        ).order_by("-id")
+        watched: models.QuerySet[Any] = Schedule.objects.watched().annotate(
+            outcome_id=Subquery(outcomes.values("id")[:1]),
+            outcome_state=Subquery(outcomes.values("state")[:1]),
+        )
+        failing: dict[int, int] = {}
+        paused: list[str] = []
+        for schedule in watched.filter(outcome_state__in=_FAILURES).order_by("pk"):
+            failing[schedule.pk] = schedule.outcome_id
+            if self._judged.get(schedule.pk) != schedule.outcome_id and _pause(schedule):
+                paused.append(schedule.key)
+        self._judged = failing
+        return tuple(paused)
+
+
+def _resume_over() -> tuple[str, ...]:
+    """Resume schedules whose pause is over; return the keys of those that this node resumed."""
+    over = list(Schedule.objects.pause_over().order_by("paused_until")[:_ADOPT_BATCH])
+    if not over:
+        return ()
+    now = database_now()
+    # Under the lock: another node may have done it, and a person may have paused it again.
+    done = operations.resume(
+        over,
+        reason=_("The pause is over."),
+        actor=_ACTOR,
+        via="scheduler",
+        only_if=lambda row: row.paused_until is not None and row.paused_until <= now,
+    )
+    return tuple(schedule.key for schedule in done.changed)
+
+
+def _pause(schedule: Schedule) -> bool:
+    """Pause the schedule if it failed as often in a row as it may; return whether this did it."""
+    count = schedule.auto_pause_after or 0
+    newest = lifecycle.failed_in_a_row(schedule, count)
+    if newest is None:
+        return False
+    until = None
+    if schedule.auto_pause_minutes:
+        until = database_now() + timedelta(minutes=schedule.auto_pause_minutes)
+    done = operations.pause(
+        [schedule],
+        reason=_failures_text(count, newest),
+        actor=_ACTOR,
+        via="scheduler",
+        until=until,
+        only_if=_still_fails,
+    )
+    for paused in done.changed:
+        signals.emit(
+            signals.schedule_paused,
+            schedule_id=paused.pk,
+            reason=paused.state_reason,
+            until=paused.paused_until,
+        )
+    return bool(done.changed)
+
+
+def _still_fails(schedule: Schedule) -> bool:
+    count = schedule.auto_pause_after
+    is_active = schedule.state == Schedule.State.ACTIVE
+    return bool(is_active and count and lifecycle.failed_in_a_row(schedule, count))
+
+
+def _failures_text(count: int, newest: Run) -> str:
+    facts = {"count": count, "error": newest.error or newest.get_reason_display()}
+    message = ngettext(
+        "Paused after %(count)d failure. The last one: %(error)s",
+        "Paused after %(count)d failures in a row. The last one: %(error)s",
+        count,
+    )
+    return (message % facts)[: operations.REASON_LENGTH]
 
 
 def _adopt() -> tuple[str, ...]:

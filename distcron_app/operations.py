@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, transaction
@@ -54,7 +55,8 @@ VIEW_LOCK = "distcron.view_lock"
 FORCE_RELEASE_LOCK = "distcron.force_release_lock"
 
 REASON_LENGTH = 500
-_STATE_FIELDS = ("state", "state_reason", "state_by", "state_at")
+_STATE_FIELDS = ("state", "state_reason", "state_by", "state_at", "paused_until")
+Guard = Callable[[Schedule], bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,19 +160,28 @@ def pause(
     actor: str,
     user: AbstractBaseUser | None = None,
     via: audit.Via,
+    until: datetime | None = None,
+    only_if: Guard | None = None,
     idempotency_key: str | None = None,
 ) -> StateChange:
     """Stop the timetables of ``schedules`` until they are resumed; active runs go on.
 
-    Raise ValueError without a reason. After the commit no node claims an occurrence.
+    At ``until`` a node resumes them. ``only_if`` is asked about each row while it is
+    locked. Raise ValueError without a reason, or for an ``until`` that is over. After the
+    commit no node claims an occurrence.
     """
     if not reason.strip():
         raise ValueError(_("Reason: missing. Say why, for whoever finds the schedule paused."))
+    if until is not None and until <= database_now():
+        raise ValueError(
+            _("Until: %s is over. Choose a later time.") % until.isoformat(" ", "seconds")
+        )
 
     def stop(schedule: Schedule) -> bool:
-        if schedule.state == Schedule.State.PAUSED:
+        if schedule.state == Schedule.State.PAUSED or not (only_if is None or only_if(schedule)):
             return False
         schedule.state, schedule.state_reason = Schedule.State.PAUSED, reason.strip()
+        schedule.paused_until = until
         return True
 
     author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
@@ -184,16 +195,19 @@ def resume(
     actor: str,
     user: AbstractBaseUser | None = None,
     via: audit.Via,
+    only_if: Guard | None = None,
     idempotency_key: str | None = None,
 ) -> StateChange:
-    """Let the timetables of paused ``schedules`` go on from now.
+    """Let the timetables of paused ``schedules`` go on.
 
-    What came due while they were paused is never run. A row that cannot run any more
-    becomes invalid or finished, with the reason.
+    What came due meanwhile is skipped with one row for all of it, or left to the misfire
+    policy, as the schedule's ``on_resume`` says. ``only_if`` is asked about each row while
+    it is locked. A row that cannot run any more becomes invalid or finished, with the
+    reason.
     """
 
     def go_on(schedule: Schedule) -> bool:
-        if schedule.state != Schedule.State.PAUSED:
+        if schedule.state != Schedule.State.PAUSED or not (only_if is None or only_if(schedule)):
             return False
         schedule.state, schedule.state_reason = Schedule.State.ACTIVE, ""
         return True
@@ -334,10 +348,13 @@ def _change_state(
     key: str | None,
 ) -> bool:
     before = audit.snapshot(schedule)
+    paused_from = _undecided_from(schedule)
     if not change(schedule):
         return False
     schedule.state_by, schedule.state_at = author.actor[:150], database_now()
     schedule.save(update_fields=_STATE_FIELDS)
+    if paused_from is not None and schedule.state != Schedule.State.INVALID:
+        lifecycle.skip_paused(schedule, paused_from, schedule.planned_from)
     old, new = audit.changes(before, audit.snapshot(schedule))
     audit.record(
         actor=author.actor,
@@ -351,6 +368,15 @@ def _change_state(
         idempotency_key=key,
     )
     return True
+
+
+def _undecided_from(schedule: Schedule) -> datetime | None:
+    """Return after which instant a pause is to be accounted for; None where nothing is."""
+    is_paused = schedule.state == Schedule.State.PAUSED
+    if not is_paused or schedule.on_resume == Schedule.OnResume.MISFIRE:
+        return None
+    start: datetime | None = schedule.planned_from
+    return None if start is None else schedule.planning_start(start)
 
 
 def _check_reason(reason: str) -> None:

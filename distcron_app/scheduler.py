@@ -449,6 +449,10 @@ class Scheduler:
             self._report("recovered", requeued=swept.recovered.requeued, lost=swept.recovered.lost)
         for key in swept.invalid:
             self._report("invalid", schedule=key)
+        for key in swept.resumed:
+            self._report("resumed", schedule=key)
+        for key in swept.paused:
+            self._report("paused", schedule=key)
 
     def _cancel_lost(self) -> None:
         lost = {

@@ -30,6 +30,7 @@ from distcron_app.lifecycle.outcome import (
     report_progress,
     start,
 )
+from distcron_app.lifecycle.pauses import failed_in_a_row, skip_paused
 from distcron_app.lifecycle.recovery import (
     Recovered,
     Released,
@@ -71,6 +72,7 @@ __all__ = [
     "claim",
     "claim_queued",
     "expire",
+    "failed_in_a_row",
     "finish",
     "give_back",
     "note_lease_lost",
@@ -84,6 +86,7 @@ __all__ = [
     "request_cancel",
     "runs_again",
     "settle_strays",
+    "skip_paused",
     "start",
     "stops",
 ]

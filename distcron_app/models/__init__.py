@@ -17,6 +17,7 @@ from distcron_app.models.calendars import (
     default_timezone,
     exclusions_of,
 )
+from distcron_app.models.maintenance import Maintenance
 from distcron_app.models.nodes import Node
 from distcron_app.models.runs import Attempt, Run, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
@@ -37,6 +38,7 @@ __all__ = [
     "AuditEntry",
     "Calendar",
     "CalendarEntry",
+    "Maintenance",
     "Node",
     "Run",
     "RunOutput",

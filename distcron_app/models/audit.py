@@ -20,6 +20,7 @@ class AuditEntry(models.Model):
         ADMIN = "admin", _("admin")
         DASHBOARD = "dashboard", _("dashboard")
         CLI = "cli", _("command line")
+        SCHEDULER = "scheduler", _("scheduler")
 
     class Verb(models.TextChoices):
         ADD = "add", pgettext_lazy("verb", "add")
@@ -29,6 +30,8 @@ class AuditEntry(models.Model):
         PAUSE = "pause", _("pause")
         RESUME = "resume", _("resume")
         RELEASE_LOCK = "release_lock", _("release lock")
+        MAINTENANCE_ON = "maintenance_on", _("begin maintenance")
+        MAINTENANCE_OFF = "maintenance_off", _("end maintenance")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(

@@ -155,6 +155,13 @@ class TextConsole:
         text = _("cannot run and was marked invalid; its page says why")
         return "warning", f"{facts['schedule']:<24} {text}"
 
+    def _on_paused(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        text = _("was paused, since it keeps failing; its page says more")
+        return "warning", f"{facts['schedule']:<24} {text}"
+
+    def _on_resumed(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        return "good", f"{facts['schedule']:<24} {_('goes on, its pause is over')}"
+
     def _on_node_dead(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         text = _("node %(node)s is dead: its lease expired") % {"node": str(facts["node"])[:8]}
         return "warning", text

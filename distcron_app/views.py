@@ -13,7 +13,7 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
@@ -25,6 +25,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import redirect, render
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.cache import get_conditional_response, patch_cache_control
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
@@ -41,8 +42,15 @@ from distcron_app.errors import (
     TimetableError,
     UnknownJob,
 )
-from distcron_app.filters import ActionForm, ReleaseForm, RunFilters, ScheduleFilters
+from distcron_app.filters import (
+    ActionForm,
+    PauseForm,
+    ReleaseForm,
+    RunFilters,
+    ScheduleFilters,
+)
 from distcron_app.models import Run, RunOutput, Schedule
+from distcron_app.timetable import zone
 from distcron_app.wording import Mark
 
 __all__ = [
@@ -316,6 +324,7 @@ class SchedulePage(Page):
         return {
             "schedule": schedule,
             "words": schedule.in_words(),
+            "meanwhile": explanations.during_a_pause(schedule),
             "upcoming": _upcoming(schedule),
             "marks": _marks(schedule, self.membership.now, page.rows),
             "page": page,
@@ -443,15 +452,12 @@ class Action(Page):
     template = "distcron_app/confirm.html"
     verb: ClassVar[str]
     heading: ClassVar[Any]
-    needs_reason: ClassVar[bool] = False
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         schedule = _schedule_or_404(kwargs["schedule_id"])
         if missing := self.missing_permission(schedule):
             return self.refuse(missing)
-        form = ActionForm(
-            initial={"idempotency_key": uuid.uuid4().hex}, needs_reason=self.needs_reason
-        )
+        form = self.form(schedule, initial={"idempotency_key": uuid.uuid4().hex})
         return self.confirm(schedule, form)
 
     def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
@@ -459,25 +465,28 @@ class Action(Page):
         schedule = _schedule_or_404(kwargs["schedule_id"])
         if missing := self.missing_permission(schedule):
             return self.refuse(missing)
-        form = ActionForm(request.POST, needs_reason=self.needs_reason)
+        form = self.form(schedule, request.POST)
         if not form.is_valid():
             return self.confirm(schedule, form, status=400)
         try:
             return self.act(
                 schedule,
-                reason=form.cleaned_data["reason"],
                 actor=request.user.get_username(),
                 user=request.user,
                 via="dashboard",
-                idempotency_key=form.cleaned_data["idempotency_key"],
+                **form.cleaned_data,
             )
         except ScheduleBusy as error:
             return self.confirm(schedule, form, status=409, blocked_by=error.blocked_by)
         except (UnknownJob, InvalidArguments, StaleVersion) as error:
             return self.confirm(schedule, form, status=409, problem=str(error))
 
+    def form(self, schedule: Schedule, *data: Any, **options: Any) -> ActionForm:
+        """Return the form that asks, with what was typed."""
+        return ActionForm(*data, **options)
+
     def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
-        """Carry the verb out and return where to go."""
+        """Carry the verb out and return where to go; ``author`` holds the form's fields."""
         raise NotImplementedError
 
     def missing_permission(self, schedule: Schedule) -> str | None:
@@ -488,7 +497,13 @@ class Action(Page):
         self, schedule: Schedule, form: ActionForm, *, status: int = 200, **problem: Any
     ) -> HttpResponse:
         """Return the page that says what will happen."""
-        context = {"schedule": schedule, "form": form, "verb": self.verb, "heading": self.heading}
+        context = {
+            "schedule": schedule,
+            "form": form,
+            "verb": self.verb,
+            "heading": self.heading,
+            "meanwhile": explanations.during_a_pause(schedule),
+        }
         return self.page(self.template, context | problem, status=status)
 
 
@@ -511,12 +526,14 @@ class RunNow(Action):
 
 
 class PauseSchedule(Action):
-    """Stop the timetable until somebody resumes it."""
+    """Stop the timetable until somebody resumes it, or until a time."""
 
     permission = "pause_schedule"
     verb = "pause"
     heading = gettext_lazy("Pause")
-    needs_reason = True
+
+    def form(self, schedule: Schedule, *data: Any, **options: Any) -> ActionForm:
+        return PauseForm(*data, place=_place(schedule), **options)
 
     def act(self, schedule: Schedule, **author: Any) -> HttpResponse:
         changed = operations.pause([schedule], **author).changed
@@ -526,7 +543,7 @@ class PauseSchedule(Action):
 
 
 class ResumeSchedule(Action):
-    """Let the timetable go on from now."""
+    """Let the timetable go on."""
 
     permission = "pause_schedule"
     verb = "resume"
@@ -581,6 +598,13 @@ def _schedule_or_404(schedule_id: int) -> Schedule:
     if schedule is None:
         raise Http404(_("Schedule %s does not exist, or it was deleted.") % schedule_id)
     return schedule
+
+
+def _place(schedule: Schedule) -> tzinfo:
+    try:
+        return zone(schedule.timezone)
+    except TimetableError:
+        return timezone.get_default_timezone()
 
 
 def _poll_seconds(run: Run) -> float:

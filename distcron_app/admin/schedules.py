@@ -63,6 +63,8 @@ _MORE = (
     ("max_attempts", "backoff", "backoff_delays"),
     ("backoff_longest_seconds", "backoff_jitter", "retry_stops_at_next"),
     ("retry_on", "give_up_on"),
+    "on_resume",
+    ("auto_pause_after", "auto_pause_minutes"),
     ("delivery", "lock_level"),
     "notes",
 )
@@ -168,8 +170,15 @@ class ScheduleAdmin(_ScheduleAdmin):
     @admin.display(description=gettext_lazy("name"), ordering="name")
     def name_shown(self, schedule: Schedule) -> SafeString:
         note = schedule.state_reason if schedule.state != Schedule.State.ACTIVE else ""
+        until = ""
+        if schedule.paused_until:
+            ends = display.instant(schedule.paused_until, display.place_of(schedule))
+            until = format_html(_("until {}"), ends)
         return format_html(
-            '{}<br><span class="distcron-quiet">{}</span>', schedule.name, note or schedule.job
+            '{}<br><span class="distcron-quiet">{} {}</span>',
+            schedule.name,
+            note or schedule.job,
+            until,
         )
 
     @admin.display(description=gettext_lazy("rule"))
@@ -207,7 +216,12 @@ class ScheduleAdmin(_ScheduleAdmin):
             return "–"
         by = _("by %s") % schedule.state_by if schedule.state_by else ""
         at = display.instant(schedule.state_at) if schedule.state_at else ""
-        return format_html("{} {} {}", schedule.state_reason, by, at)
+        until = ""
+        if schedule.paused_until:
+            until = format_html(
+                _("until {}"), display.instant(schedule.paused_until, display.place_of(schedule))
+            )
+        return format_html("{} {} {} {}", schedule.state_reason, by, at, until)
 
     @admin.display(description=gettext_lazy("next runs"))
     def upcoming_shown(self, schedule: Schedule) -> str:

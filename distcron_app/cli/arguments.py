@@ -257,6 +257,7 @@ def _run_flags(parser: CommandParser) -> None:
 
 def _pause_flags(parser: CommandParser) -> None:
     _add_reason(parser, required=True)
+    _add_until(parser)
     _add_selection(parser)
 
 
@@ -287,6 +288,14 @@ def _add_reason(parser: CommandParser, *, required: bool) -> None:
         required=required,
         metavar="TEXT",
         help=_("Why, for the audit."),
+    )
+
+
+def _add_until(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--until",
+        metavar="TIME",
+        help=_("It ends by itself then: +2h, 18:00, 2027-03-12T06:00; without it, by a person."),
     )
 
 
@@ -410,7 +419,7 @@ VERBS = _by_name(
         ),
         Verb(
             name="resume",
-            help=gettext_lazy("Let paused schedules go on from now; nothing is made up for."),
+            help=gettext_lazy("Let paused schedules go on, by default from now."),
             command="distcron_app.cli.pausing.resume_schedules",
             examples=("invoice-close", '--all --reason "move is done" --yes'),
             add_flags=_resume_flags,

@@ -109,6 +109,8 @@ class TestList:
                     "job": "project.demo.invoice_close",
                     "state": "active",
                     "state_reason": "",
+                    "state_by": "",
+                    "paused_until": None,
                     "failing": True,
                     "kind": "cron",
                     "rule": "0 2 * * *",

@@ -20,7 +20,7 @@ from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Recovered
-from distcron_app.models import Run, Schedule
+from distcron_app.models import Maintenance, Run, Schedule
 from distcron_app.timetable import tzdata_version
 
 __all__ = ["Sweeper", "Swept"]
@@ -47,6 +47,7 @@ class Swept:
     invalid: tuple[str, ...] = ()
     resumed: tuple[str, ...] = ()
     paused: tuple[str, ...] = ()
+    maintenance: Maintenance | None = None
 
 
 class Sweeper:
@@ -102,6 +103,7 @@ class Sweeper:
             invalid=_adopt() + _plan_with_newer_zones(),
             resumed=_resume_over(),
             paused=self._pause_failing(),
+            maintenance=Maintenance.objects.on().first(),
         )
 
     def _pause_failing(self) -> tuple[str, ...]:

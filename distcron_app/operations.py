@@ -22,7 +22,7 @@ from distcron_app.conf import STANDARD
 from distcron_app.errors import LockUnavailable, ScheduleBusy, UnknownJob
 from distcron_app.instants import database_now
 from distcron_app.locks import get_level, schedule_id_of
-from distcron_app.models import AuditEntry, Run, Schedule
+from distcron_app.models import AuditEntry, Maintenance, Run, Schedule
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORCE_RELEASE_LOCK",
+    "MANAGE_MAINTENANCE",
     "MANAGE_SCHEDULES",
     "PAUSE_SCHEDULE",
     "RUN_SCHEDULE",
@@ -38,7 +39,9 @@ __all__ = [
     "VIEW_OUTPUT",
     "LockRelease",
     "StateChange",
+    "begin_maintenance",
     "earlier_release",
+    "end_maintenance",
     "job_permission",
     "pause",
     "release_lock",
@@ -48,6 +51,7 @@ __all__ = [
 
 RUN_SCHEDULE = "distcron.run_schedule"
 PAUSE_SCHEDULE = "distcron.pause_schedule"
+MANAGE_MAINTENANCE = "distcron.change_maintenance"
 MANAGE_SCHEDULES = "distcron.change_schedule"
 VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"
@@ -172,10 +176,7 @@ def pause(
     """
     if not reason.strip():
         raise ValueError(_("Reason: missing. Say why, for whoever finds the schedule paused."))
-    if until is not None and until <= database_now():
-        raise ValueError(
-            _("Until: %s is over. Choose a later time.") % until.isoformat(" ", "seconds")
-        )
+    _check_until(until)
 
     def stop(schedule: Schedule) -> bool:
         if schedule.state == Schedule.State.PAUSED or not (only_if is None or only_if(schedule)):
@@ -214,6 +215,67 @@ def resume(
 
     author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
     return _change_all(schedules, "resume", go_on, author, idempotency_key)
+
+
+def begin_maintenance(
+    *,
+    reason: str,
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    until: datetime | None = None,
+) -> Maintenance:
+    """Keep all nodes from claiming, from their next sweep on; return the switch.
+
+    What runs is finished, and what comes due stays due. At ``until`` it ends by itself.
+    Where it is on already, reason and end are replaced. Raise ValueError without a reason,
+    or for an ``until`` that is over.
+    """
+    if not reason.strip():
+        raise ValueError(_("Reason: missing. Say why, for whoever finds that nothing starts."))
+    _check_until(until)
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    with transaction.atomic():
+        return _switch(author, is_on=True, until=until)
+
+
+def end_maintenance(
+    *,
+    reason: str = "",
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+) -> Maintenance | None:
+    """Let the nodes claim again; return the switch, or None where it was off.
+
+    What came due meanwhile is late, and decided by the misfire policy of its schedule.
+    """
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    with transaction.atomic():
+        if not Maintenance.objects.on().select_for_update().exists():
+            return None
+        return _switch(author, is_on=False, until=None)
+
+
+def _switch(author: _Author, *, is_on: bool, until: datetime | None) -> Maintenance:
+    _check_reason(author.reason)
+    row, _created = Maintenance.objects.select_for_update().get_or_create(pk=Maintenance.ONLY)
+    before = {"is_on": row.is_on, "until": audit.json_value(row.until)}
+    row.is_on, row.until, row.reason = is_on, until, author.reason
+    row.by, row.at = author.actor[:150], database_now()
+    row.save()
+    audit.record(
+        actor=author.actor,
+        user=author.user,
+        via=author.via,
+        verb="maintenance_on" if is_on else "maintenance_off",
+        target=row,
+        reason=author.reason,
+        before=before,
+        after={"is_on": is_on, "until": audit.json_value(until)},
+    )
+    transaction.on_commit(wakeup.announce)
+    return row
 
 
 def release_lock(
@@ -383,6 +445,12 @@ def _check_reason(reason: str) -> None:
     if len(reason) > REASON_LENGTH:
         message = _("Reason: %(length)s characters, allowed %(limit)s. Shorten it.")
         raise ValueError(message % {"length": len(reason), "limit": REASON_LENGTH})
+
+
+def _check_until(until: datetime | None) -> None:
+    if until is not None and until <= database_now():
+        message = _("Until: %s is over. Choose a later time.")
+        raise ValueError(message % until.isoformat(" ", "seconds"))
 
 
 def _row_key(verb: str, pk: int, idempotency_key: str | None) -> str | None:

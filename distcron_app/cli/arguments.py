@@ -266,6 +266,13 @@ def _resume_flags(parser: CommandParser) -> None:
     _add_selection(parser)
 
 
+def _maintenance_flags(parser: CommandParser) -> None:
+    parser.add_argument("switch", choices=["on", "off"], help=_("on needs --reason."))
+    _add_reason(parser, required=False)
+    _add_until(parser)
+    _add_user(parser)
+
+
 def _add_selection(parser: CommandParser) -> None:
     parser.add_argument("keys", nargs="*", metavar="KEY", help=_("Schedules, one or more."))
     parser.add_argument("--all", action="store_true", help=_("All schedules, instead of keys."))
@@ -423,6 +430,13 @@ VERBS = _by_name(
             command="distcron_app.cli.pausing.resume_schedules",
             examples=("invoice-close", '--all --reason "move is done" --yes'),
             add_flags=_resume_flags,
+        ),
+        Verb(
+            name="maintenance",
+            help=gettext_lazy("Keep all nodes from claiming, or let them claim again."),
+            command="distcron_app.cli.switching.switch_maintenance",
+            examples=('on --until +30m --reason "database move"', "off"),
+            add_flags=_maintenance_flags,
         ),
         Verb(
             name="nodes",

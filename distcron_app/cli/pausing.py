@@ -152,16 +152,17 @@ def _show(
     if any(schedule.paused_until for schedule in schedules):
         columns += (Column(title=_("UNTIL")),)
     now = database_now()
-    rows: list[list[Cell | str]] = [
+    full: list[list[Cell | str]] = [
         [
             states.cell(schedule.state, states.schedule_label(schedule.state)),
             schedule.key,
             changed_label if schedule.pk in changed else _("unchanged"),
             schedule.state_reason,
             _end(schedule, console.view.zone or schedule.timezone, now),
-        ][: len(columns)]
+        ]
         for schedule in schedules
     ]
+    rows = [row[: len(columns)] for row in full]
     if rows:
         console.table(columns, rows)
 

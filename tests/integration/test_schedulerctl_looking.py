@@ -440,6 +440,7 @@ class TestStatus:
             "queued": 0,
             "lost_24h": 0,
             "failed_24h": 1,
+            "maintenance": False,
         }
 
     def test_no_node_overdue_and_lost_are_problems(self) -> None:

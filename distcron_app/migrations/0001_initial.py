@@ -270,6 +270,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='schedule',
+            index=models.Index(condition=models.Q(('paused_until__isnull', False)), fields=['paused_until'], name='distcron_schedule_pause_end'),
+        ),
+        migrations.AddIndex(
+            model_name='schedule',
             index=models.Index(condition=models.Q(('auto_pause_after__isnull', False)), fields=['auto_pause_after'], name='distcron_schedule_watched'),
         ),
         migrations.AddIndex(

@@ -475,7 +475,12 @@ class Schedule(models.Model):
         ]
         indexes = [
             models.Index(fields=["state", "next_run_at"], name="distcron_schedule_due"),
-            # Partial, so that a claim, which writes next_run_at, does not write this as well.
+            # Partial, so that a claim, which writes next_run_at, does not write these as well.
+            models.Index(
+                fields=["paused_until"],
+                name="distcron_schedule_pause_end",
+                condition=Q(paused_until__isnull=False),
+            ),
             models.Index(
                 fields=["auto_pause_after"],
                 name="distcron_schedule_watched",

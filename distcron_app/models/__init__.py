@@ -3,7 +3,8 @@
 * people (admin, pages, command line) write a schedule's PERSON_FIELDS, guarded by
   ``version``: two editors cannot overwrite each other;
 * the scheduler writes a schedule's ``next_run_at``, ``fencing_token``, ``runs_planned``
-  and, where a row cannot run any more, ``state`` and ``state_reason``;
+  and, where a row cannot run any more, ``state`` and ``state_reason``; it pauses and
+  resumes as people do, under the name "distcron";
 * ``Run.state`` is written by ``lifecycle`` only, ``Node`` rows by ``nodes`` only.
 
 Foreign keys of history rows carry no database constraint: deleting a schedule of a

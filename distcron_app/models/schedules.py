@@ -528,6 +528,12 @@ class Schedule(models.Model):
         schedule._planned = schedule._planning_values()
         return schedule
 
+    def refresh_from_db(self, *args: Any, **options: Any) -> None:
+        super().refresh_from_db(*args, **options)
+        # What was read again is no edit; a part that was read says nothing about the rest.
+        if not args and options.get("fields") is None:
+            self._planned = self._planning_values()
+
     def clean(self) -> None:
         """Refuse what could not run: the error names the field that is wrong."""
         problems: dict[str, list[Any]] = {}

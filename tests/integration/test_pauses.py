@@ -227,6 +227,18 @@ class TestInstants:
         sweep()
         assert Schedule.objects.get().next_run_at > before
 
+    def test_a_row_that_was_read_again_and_saved_as_active_goes_on_from_now(self) -> None:
+        schedule = make_schedule(kind="interval", interval_seconds=60)
+        operations.pause([schedule], reason="move", **WHO)
+        start = database_now() - HOUR
+        Schedule.objects.filter(pk=schedule.pk).update(planned_from=start, next_run_at=None)
+        schedule.refresh_from_db()
+        before = database_now()
+        schedule.state = "active"
+        schedule.save()
+        sweep()
+        assert Schedule.objects.get().next_run_at > before
+
     def test_an_edit_of_the_rule_with_the_resume_goes_on_from_now(self) -> None:
         schedule = paused(interval_anchor=datetime(2026, 1, 1, tzinfo=UTC), on_resume="misfire")
         before = database_now()

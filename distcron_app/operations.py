@@ -416,6 +416,7 @@ def _change_state(
     schedule.state_by, schedule.state_at = author.actor[:150], database_now()
     schedule.save(update_fields=_STATE_FIELDS)
     if paused_from is not None and schedule.state != Schedule.State.INVALID:
+        # Up to where planning went on: nothing where the misfire policy decides.
         lifecycle.skip_paused(schedule, paused_from, schedule.planned_from)
     old, new = audit.changes(before, audit.snapshot(schedule))
     audit.record(
@@ -433,12 +434,11 @@ def _change_state(
 
 
 def _undecided_from(schedule: Schedule) -> datetime | None:
-    """Return after which instant a pause is to be accounted for; None where nothing is."""
-    is_paused = schedule.state == Schedule.State.PAUSED
-    if not is_paused or schedule.on_resume == Schedule.OnResume.MISFIRE:
-        return None
+    """Return after which instant a pause is to be accounted for; None where there is none."""
     start: datetime | None = schedule.planned_from
-    return None if start is None else schedule.planning_start(start)
+    if schedule.state != Schedule.State.PAUSED or start is None:
+        return None
+    return schedule.planning_start(start)
 
 
 def _check_reason(reason: str) -> None:

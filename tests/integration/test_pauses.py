@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client
 
 from distcron_app import explanations, operations, signals
+from distcron_app.cli import times
 from distcron_app.clock import Clock
 from distcron_app.conf import get_config
 from distcron_app.instants import database_now
@@ -22,6 +23,7 @@ from distcron_app.maintenance import Sweeper, Swept
 from distcron_app.models import AuditEntry, Run, Schedule
 from tests.factories import make_run, make_schedule, make_user
 from tests.integration.schedulerctl_builders import ctl
+from tests.services import wait_for
 
 pytestmark = pytest.mark.django_db
 
@@ -142,6 +144,39 @@ def test_two_nodes_pause_a_failing_schedule_once() -> None:
     ended(make_schedule(auto_pause_after=1), "failed")
     at_once(2, sweep)
     assert AuditEntry.objects.filter(verb="pause").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pause_that_was_begun_anew_while_the_sweep_waited_is_not_undone() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    schedule = paused()
+    Schedule.objects.update(paused_until=database_now() - timedelta(seconds=1))
+    sweeping = threading.Thread(target=at_once, args=(1, sweep))
+    with transaction.atomic():
+        Schedule.objects.select_for_update().get(pk=schedule.pk)
+        sweeping.start()
+        wait_for(somebody_waits, 20, "the sweep to wait for the row")
+        Schedule.objects.update(paused_until=None, state_reason="again")
+    sweeping.join()
+    stored = Schedule.objects.get()
+    assert (stored.state, stored.state_reason) == ("paused", "again")
+
+
+def somebody_waits() -> bool:
+    """Return whether another session of this database waits for a row that is locked."""
+    waiting = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock'",
+        "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
+        " AND id <> connection_id() AND info LIKE '%FOR UPDATE%'",
+    }
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # Else the transaction sees what it saw at first.
+            cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(waiting[connection.vendor])
+        return bool(cursor.fetchone()[0])
 
 
 def at_once(count: int, action: Callable[[], object]) -> None:
@@ -475,6 +510,34 @@ class TestShown:
             "Instants that pass meanwhile are decided on resume as after an outage: "
             "run the newest, fold the others into it."
         )
+
+
+NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)  # 19:00 in Jakarta
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("+90s", "2026-11-30 12:01:30"),
+        ("+2h", "2026-11-30 14:00:00"),
+        ("+1d", "2026-12-01 12:00:00"),
+        ("20:30", "2026-11-30 13:30:00"),
+        ("18:00", "2026-12-01 11:00:00"),
+        ("19:00", "2026-12-01 12:00:00"),
+        ("2026-12-24", "2026-12-23 17:00:00"),
+        ("2026-12-24T06:00", "2026-12-23 23:00:00"),
+        ("2026-12-24T06:00+01:00", "2026-12-24 05:00:00"),
+    ],
+)
+def test_the_end_of_a_pause_is_read(text: str, expected: str) -> None:
+    at = times.parse_until(text, "Asia/Jakarta", NOON)
+    assert at.strftime("%Y-%m-%d %H:%M:%S") == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "+h", "+2w", "-2h", "25:00", "2026-13-01"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        times.parse_until(text, "Asia/Jakarta", NOON)
 
 
 class TestCommand:

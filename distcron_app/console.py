@@ -155,6 +155,19 @@ class TextConsole:
         text = _("cannot run and was marked invalid; its page says why")
         return "warning", f"{facts['schedule']:<24} {text}"
 
+    def _on_paused(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        text = _("was paused, since it keeps failing; its page says more")
+        return "warning", f"{facts['schedule']:<24} {text}"
+
+    def _on_resumed(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        return "good", f"{facts['schedule']:<24} {_('goes on, its pause is over')}"
+
+    def _on_maintenance_on(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        return "warning", _("maintenance, nothing is claimed: %(reason)s (%(by)s)") % dict(facts)
+
+    def _on_maintenance_off(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        return "good", _("maintenance is over, it claims again")
+
     def _on_node_dead(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         text = _("node %(node)s is dead: its lease expired") % {"node": str(facts["node"])[:8]}
         return "warning", text

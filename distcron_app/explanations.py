@@ -23,6 +23,7 @@ __all__ = [
     "Occurrence",
     "Stretch",
     "app_frames",
+    "during_a_pause",
     "explain",
     "inert",
     "node_label",
@@ -101,6 +102,14 @@ def zone_data_warning(alive: Iterable[Node]) -> str:
         return ""
     message = _("nodes use different time zone data: %s; update the tzdata package")
     return message % ", ".join(versions)
+
+
+def during_a_pause(schedule: Schedule) -> str:
+    """Return what becomes of the instants that pass while the schedule is paused."""
+    if schedule.on_resume == Schedule.OnResume.MISFIRE:
+        message = _("Instants that pass meanwhile are decided on resume as after an outage: %s.")
+        return message % schedule.get_misfire_display()
+    return _("Instants that pass meanwhile are never run.")
 
 
 def explain(run: Run, now: datetime, attempts: Sequence[Attempt] = ()) -> Explanation:
@@ -197,7 +206,10 @@ def _skipped(run: Run) -> Explanation:
     if run.reason == Run.Reason.PAUSED:
         return Explanation(
             why=_("It did not run: when it was due, its schedule was paused."),
-            advice=_("Run the schedule now if the work is still wanted."),
+            advice=_(
+                "Run the schedule now if the work is still wanted. The schedule itself says what "
+                "becomes of the instants of a pause."
+            ),
             stretch=stretch,
         )
     return Explanation(why=_("It did not run: %s.") % run.get_reason_display(), stretch=stretch)

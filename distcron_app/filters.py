@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime, tzinfo
 from typing import Any
 from uuid import UUID
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app import explanations, history
+from distcron_app.instants import database_now
 from distcron_app.models import Node, Run, RunQuerySet, Schedule
 
-__all__ = ["ActionForm", "ReleaseForm", "RunFilters", "RunNowForm", "ScheduleFilters"]
+__all__ = [
+    "ActionForm",
+    "InstantInput",
+    "PauseForm",
+    "ReleaseForm",
+    "RunFilters",
+    "RunNowForm",
+    "ScheduleFilters",
+    "UntilField",
+]
 
 _LARGEST_ID = 2**63 - 1
+# What the browser's own date and time picker sends and shows.
+_INSTANT_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
 
 def _choice_error(choices: list[str]) -> dict[str, Any]:
@@ -146,6 +160,56 @@ class RunNowForm(ActionForm):
         required=False,
         help_text=_("It starts when the schedule is free."),
     )
+
+
+class InstantInput(forms.DateTimeInput):
+    """The browser's date and time picker, with seconds."""
+
+    input_type = "datetime-local"
+
+    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
+        super().__init__(attrs={"step": 1, **(attrs or {})}, format=_INSTANT_FORMAT)
+
+
+class UntilField(forms.DateTimeField):
+    """The end of a pause, as local time of ``place``; empty for a pause without an end."""
+
+    widget = InstantInput
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(label=_("Until"), required=False, **options)
+        self.show_in(timezone.get_default_timezone())
+
+    def show_in(self, place: tzinfo) -> None:
+        """Take what is typed as local time of ``place``, and say so."""
+        self.place = place
+        help_text = _("In the time zone {zone}. Empty: until somebody resumes it.")
+        self.help_text = format_lazy(help_text, zone=str(place))
+
+    def clean(self, value: Any) -> datetime | None:
+        with timezone.override(self.place):
+            at: datetime | None = super().clean(value)
+        if at is None:
+            return None
+        if timezone.is_naive(at):
+            at = timezone.make_aware(at, self.place)
+        if at <= database_now():
+            raise ValidationError(_("It is over already. Choose a later time."))
+        return at
+
+
+class PauseForm(ActionForm):
+    """The confirmation of a pause: why, and until when, by the clock of ``place``."""
+
+    until = UntilField()
+
+    field_order = ("reason", "until", "idempotency_key")
+
+    def __init__(self, *args: Any, place: tzinfo, **options: Any) -> None:
+        super().__init__(*args, needs_reason=True, **options)
+        field = self.fields["until"]
+        assert isinstance(field, UntilField)  # noqa: S101 - declared above
+        field.show_in(place)
 
 
 class ReleaseForm(ActionForm):

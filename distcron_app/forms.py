@@ -27,6 +27,7 @@ from django.utils.translation import gettext_lazy
 from distcron_app import audit, registry
 from distcron_app.arguments import MASK
 from distcron_app.errors import TimetableError, UnknownJob
+from distcron_app.filters import InstantInput, UntilField
 from distcron_app.locks import level_names
 from distcron_app.models import AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
@@ -83,6 +84,7 @@ _DEFAULTED = (
     "backoff_delays",
     "backoff_longest_seconds",
     "backoff_jitter",
+    "on_resume",
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
@@ -105,6 +107,9 @@ POLICY_FIELDS = (
     "retry_on",
     "give_up_on",
     "retry_stops_at_next",
+    "on_resume",
+    "auto_pause_after",
+    "auto_pause_minutes",
     "keep_days",
     "keep_succeeded",
     "keep_failed",
@@ -114,17 +119,6 @@ _LEVEL_LABELS = {
     "quorum": gettext_lazy("quorum: most of the Redis instances, else it waits"),
     "critical": gettext_lazy("critical: also a lock of the database while it runs, else it waits"),
 }
-# What the browser's own date and time picker sends and shows.
-_INSTANT_FORMAT = "%Y-%m-%dT%H:%M:%S"
-
-
-class InstantInput(forms.DateTimeInput):
-    """The browser's date and time picker, with seconds."""
-
-    input_type = "datetime-local"
-
-    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
-        super().__init__(attrs={"step": 1, **(attrs or {})}, format=_INSTANT_FORMAT)
 
 
 class ZoneInput(forms.TextInput):
@@ -401,9 +395,15 @@ class ConfirmForm(forms.Form):
         widget=forms.TextInput(attrs={"size": 60}),
     )
 
-    def __init__(self, *args: Any, needs_reason: bool, **options: Any) -> None:
+    until = UntilField()
+
+    def __init__(
+        self, *args: Any, needs_reason: bool, has_until: bool = False, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.fields["reason"].required = needs_reason
+        if not has_until:
+            del self.fields["until"]
         self.initial.setdefault("idempotency_key", uuid.uuid4().hex)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any
 
-from django.db.models import Count, F, Max, Q, Subquery, Sum
+from django.db.models import Count, Exists, F, Max, Q, Subquery, Sum
 from django.db.models.lookups import Exact, In
 
 from distcron_app.conf import get_config
@@ -23,6 +23,7 @@ from distcron_app.models import (
     TIMETABLE_FIELDS,
     Attempt,
     AuditEntry,
+    Maintenance,
     Node,
     Run,
     RunDay,
@@ -78,11 +79,13 @@ class Membership:
     """The nodes that should be alive, at ``now`` of the database's clock.
 
     ``silent`` ones have let their lease expire and are not declared dead yet.
+    ``maintenance`` is the switch that keeps them from claiming, None while it is off.
     """
 
     now: datetime
     alive: tuple[Node, ...]
     silent: tuple[Node, ...]
+    maintenance: Maintenance | None = None
 
     @property
     def alerts(self) -> tuple[Node, ...]:
@@ -188,15 +191,22 @@ class Forecast:
 
 
 def membership() -> Membership:
-    """Return who is alive, by one query while there are nodes and two without."""
-    members = list(
-        Node.objects.filter(state__in=Node.MEMBER_STATES).annotate(read_at=DatabaseNow())
+    """Return who is alive, by one query while there are nodes and three without.
+
+    Maintenance costs one more while it is on.
+    """
+    switch = Maintenance.objects.on()
+    members: list[Any] = list(
+        Node.objects.filter(state__in=Node.MEMBER_STATES).annotate(
+            read_at=DatabaseNow(), is_held=Exists(switch)
+        )
     )
     now = _read_at(members[0]) if members else database_now()
     return Membership(
         now=now,
         alive=tuple(node for node in members if node.expires_at > now),
         silent=tuple(node for node in members if node.expires_at <= now),
+        maintenance=switch.first() if not members or members[0].is_held else None,
     )
 
 

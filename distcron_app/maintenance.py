@@ -7,14 +7,20 @@ import logging
 import random
 from collections.abc import Collection
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
-from distcron_app import lifecycle, nodes, signals
+from django.db import models
+from django.db.models import OuterRef, Subquery
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from distcron_app import lifecycle, nodes, operations, signals
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Recovered
-from distcron_app.models import Schedule
+from distcron_app.models import Maintenance, Run, Schedule
 from distcron_app.timetable import tzdata_version
 
 __all__ = ["Sweeper", "Swept"]
@@ -31,6 +37,9 @@ _ADOPT_BATCH = 500
 # full, each sweep takes one. A node with work waiting for a slot prunes only now and then.
 _PRUNE_SECONDS = 30.0
 _PRUNE_BUSY_SECONDS = 600.0
+_FAILURES = (Run.State.FAILED, Run.State.LOST)
+# How the scheduler is called in the audit.
+_ACTOR = "distcron"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +50,16 @@ class Swept:
     recovered: Recovered = dataclasses.field(default_factory=Recovered)
     invalid: tuple[str, ...] = ()
     pruned: int = 0
+    resumed: tuple[str, ...] = ()
+    paused: tuple[str, ...] = ()
+    maintenance: Maintenance | None = None
 
 
 class Sweeper:
-    """Declares nodes dead, recovers their runs, plans rows without an instant, prunes history."""
+    """Declares nodes dead, recovers their runs, plans rows without an instant, prunes history.
+
+    It resumes schedules whose pause is over, and pauses those that keep failing.
+    """
 
     def __init__(self, *, config: Config, clock: Clock) -> None:
         self._config = config
@@ -54,6 +69,8 @@ class Sweeper:
         # Not at once: a node that starts has more urgent work, and a fleet starts together.
         self._prune_at = clock.monotonic() + _jittered(_PRUNE_SECONDS)
         self._prune_after = 0
+        # Schedule to its newest outcome that was judged already.
+        self._judged: dict[int, int] = {}
 
     def due(self) -> bool:
         """Return True when the next sweep should happen now."""
@@ -93,6 +110,9 @@ class Sweeper:
             ),
             invalid=_adopt() + _plan_with_newer_zones(),
             pruned=self._prune(is_busy=len(known_runs) > self._config.slots),
+            resumed=_resume_over(),
+            paused=self._pause_failing(),
+            maintenance=Maintenance.objects.on().first(),
         )
 
     def _prune(self, *, is_busy: bool) -> int:
@@ -106,6 +126,90 @@ class Sweeper:
         self._prune_after = step.after or 0
         self._prune_at = now if is_full else now + _jittered(_PRUNE_SECONDS)
         return step.count
+
+    def _pause_failing(self) -> tuple[str, ...]:
+        """Pause schedules that failed as often in a row as they may; return their keys.
+
+        Asked once for each new failure of a schedule that wants it, so that a finish costs
+        nothing. The row is judged again under its lock, so that one node does it.
+        """
+        outcomes = Run.objects.filter(
+            schedule=OuterRef("pk"),
+            trigger=Run.Trigger.TIMETABLE,
+            state__in=[Run.State.SUCCEEDED, *_FAILURES],
+        ).order_by("-id")
+        watched: models.QuerySet[Any] = Schedule.objects.watched().annotate(
+            outcome_id=Subquery(outcomes.values("id")[:1]),
+            outcome_state=Subquery(outcomes.values("state")[:1]),
+        )
+        failing: dict[int, int] = {}
+        paused: list[str] = []
+        for schedule in watched.filter(outcome_state__in=_FAILURES).order_by("pk"):
+            failing[schedule.pk] = schedule.outcome_id
+            if self._judged.get(schedule.pk) != schedule.outcome_id and _pause(schedule):
+                paused.append(schedule.key)
+        self._judged = failing
+        return tuple(paused)
+
+
+def _resume_over() -> tuple[str, ...]:
+    """Resume schedules whose pause is over; return the keys of those that this node resumed."""
+    over = list(Schedule.objects.pause_over().order_by("paused_until")[:_ADOPT_BATCH])
+    if not over:
+        return ()
+    now = database_now()
+    # Under the lock: another node may have done it, and a person may have paused it again.
+    done = operations.resume(
+        over,
+        reason=_("The pause is over."),
+        actor=_ACTOR,
+        via="scheduler",
+        only_if=lambda row: row.paused_until is not None and row.paused_until <= now,
+    )
+    return tuple(schedule.key for schedule in done.changed)
+
+
+def _pause(schedule: Schedule) -> bool:
+    """Pause the schedule if it failed as often in a row as it may; return whether this did it."""
+    count = schedule.auto_pause_after or 0
+    newest = lifecycle.failed_in_a_row(schedule, count)
+    if newest is None:
+        return False
+    until = None
+    if schedule.auto_pause_minutes:
+        until = database_now() + timedelta(minutes=schedule.auto_pause_minutes)
+    done = operations.pause(
+        [schedule],
+        reason=_failures_text(count, newest),
+        actor=_ACTOR,
+        via="scheduler",
+        until=until,
+        only_if=_still_fails,
+    )
+    for paused in done.changed:
+        signals.emit(
+            signals.schedule_paused,
+            schedule_id=paused.pk,
+            reason=paused.state_reason,
+            until=paused.paused_until,
+        )
+    return bool(done.changed)
+
+
+def _still_fails(schedule: Schedule) -> bool:
+    count = schedule.auto_pause_after
+    is_active = schedule.state == Schedule.State.ACTIVE
+    return bool(is_active and count and lifecycle.failed_in_a_row(schedule, count))
+
+
+def _failures_text(count: int, newest: Run) -> str:
+    facts = {"count": count, "error": newest.error or newest.get_reason_display()}
+    message = ngettext(
+        "Paused after %(count)d failure. The last one: %(error)s",
+        "Paused after %(count)d failures in a row. The last one: %(error)s",
+        count,
+    )
+    return (message % facts)[: operations.REASON_LENGTH]
 
 
 def _jittered(seconds: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import IntegrityError, transaction
@@ -21,7 +22,7 @@ from distcron_app.conf import STANDARD
 from distcron_app.errors import LockUnavailable, RunMovedOn, ScheduleBusy, UnknownJob
 from distcron_app.instants import database_now
 from distcron_app.locks import get_level, schedule_id_of
-from distcron_app.models import AuditEntry, Run, Schedule
+from distcron_app.models import AuditEntry, Maintenance, Run, Schedule
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",
+    "MANAGE_MAINTENANCE",
     "MANAGE_SCHEDULES",
     "PAUSE_SCHEDULE",
     "PRUNE_RUNS",
@@ -40,8 +42,10 @@ __all__ = [
     "Cancellation",
     "LockRelease",
     "StateChange",
+    "begin_maintenance",
     "cancel_run",
     "earlier_release",
+    "end_maintenance",
     "job_permission",
     "pause",
     "prune_history",
@@ -54,6 +58,7 @@ __all__ = [
 RUN_SCHEDULE = "distcron.run_schedule"
 PAUSE_SCHEDULE = "distcron.pause_schedule"
 CANCEL_RUN = "distcron.cancel_run"
+MANAGE_MAINTENANCE = "distcron.change_maintenance"
 MANAGE_SCHEDULES = "distcron.change_schedule"
 VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"
@@ -62,7 +67,8 @@ FORCE_RELEASE_LOCK = "distcron.force_release_lock"
 PRUNE_RUNS = "distcron.delete_run"
 
 REASON_LENGTH = 500
-_STATE_FIELDS = ("state", "state_reason", "state_by", "state_at")
+_STATE_FIELDS = ("state", "state_reason", "state_by", "state_at", "paused_until")
+Guard = Callable[[Schedule], bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,19 +314,25 @@ def pause(
     actor: str,
     user: AbstractBaseUser | None = None,
     via: audit.Via,
+    until: datetime | None = None,
+    only_if: Guard | None = None,
     idempotency_key: str | None = None,
 ) -> StateChange:
     """Stop the timetables of ``schedules`` until they are resumed; active runs go on.
 
-    Raise ValueError without a reason. After the commit no node claims an occurrence.
+    At ``until`` a node resumes them. ``only_if`` is asked about each row while it is
+    locked. Raise ValueError without a reason, or for an ``until`` that is over. After the
+    commit no node claims an occurrence.
     """
     if not reason.strip():
         raise ValueError(_("Reason: missing. Say why, for whoever finds the schedule paused."))
+    _check_until(until)
 
     def stop(schedule: Schedule) -> bool:
-        if schedule.state == Schedule.State.PAUSED:
+        if schedule.state == Schedule.State.PAUSED or not (only_if is None or only_if(schedule)):
             return False
         schedule.state, schedule.state_reason = Schedule.State.PAUSED, reason.strip()
+        schedule.paused_until = until
         return True
 
     author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
@@ -334,22 +346,86 @@ def resume(
     actor: str,
     user: AbstractBaseUser | None = None,
     via: audit.Via,
+    only_if: Guard | None = None,
     idempotency_key: str | None = None,
 ) -> StateChange:
-    """Let the timetables of paused ``schedules`` go on from now.
+    """Let the timetables of paused ``schedules`` go on.
 
-    What came due while they were paused is never run. A row that cannot run any more
-    becomes invalid or finished, with the reason.
+    What came due meanwhile is skipped with one row for all of it, or left to the misfire
+    policy, as the schedule's ``on_resume`` says. ``only_if`` is asked about each row while
+    it is locked. A row that cannot run any more becomes invalid or finished, with the
+    reason.
     """
 
     def go_on(schedule: Schedule) -> bool:
-        if schedule.state != Schedule.State.PAUSED:
+        if schedule.state != Schedule.State.PAUSED or not (only_if is None or only_if(schedule)):
             return False
         schedule.state, schedule.state_reason = Schedule.State.ACTIVE, ""
         return True
 
     author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
     return _change_all(schedules, "resume", go_on, author, idempotency_key)
+
+
+def begin_maintenance(
+    *,
+    reason: str,
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+    until: datetime | None = None,
+) -> Maintenance:
+    """Keep all nodes from claiming, from their next sweep on; return the switch.
+
+    What runs is finished, and what comes due stays due. At ``until`` it ends by itself.
+    Where it is on already, reason and end are replaced. Raise ValueError without a reason,
+    or for an ``until`` that is over.
+    """
+    if not reason.strip():
+        raise ValueError(_("Reason: missing. Say why, for whoever finds that nothing starts."))
+    _check_until(until)
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    with transaction.atomic():
+        return _switch(author, is_on=True, until=until)
+
+
+def end_maintenance(
+    *,
+    reason: str = "",
+    actor: str,
+    user: AbstractBaseUser | None = None,
+    via: audit.Via,
+) -> Maintenance | None:
+    """Let the nodes claim again; return the switch, or None where it was off.
+
+    What came due meanwhile is late, and decided by the misfire policy of its schedule.
+    """
+    author = _Author(actor=actor, user=user, via=via, reason=reason.strip())
+    with transaction.atomic():
+        if not Maintenance.objects.on().select_for_update().exists():
+            return None
+        return _switch(author, is_on=False, until=None)
+
+
+def _switch(author: _Author, *, is_on: bool, until: datetime | None) -> Maintenance:
+    _check_reason(author.reason)
+    row, _created = Maintenance.objects.select_for_update().get_or_create(pk=Maintenance.ONLY)
+    before = {"is_on": row.is_on, "until": audit.json_value(row.until)}
+    row.is_on, row.until, row.reason = is_on, until, author.reason
+    row.by, row.at = author.actor[:150], database_now()
+    row.save()
+    audit.record(
+        actor=author.actor,
+        user=author.user,
+        via=author.via,
+        verb="maintenance_on" if is_on else "maintenance_off",
+        target=row,
+        reason=author.reason,
+        before=before,
+        after={"is_on": is_on, "until": audit.json_value(until)},
+    )
+    transaction.on_commit(wakeup.announce)
+    return row
 
 
 def release_lock(
@@ -531,10 +607,14 @@ def _change_state(
     key: str | None,
 ) -> bool:
     before = audit.snapshot(schedule)
+    paused_from = _undecided_from(schedule)
     if not change(schedule):
         return False
     schedule.state_by, schedule.state_at = author.actor[:150], database_now()
     schedule.save(update_fields=_STATE_FIELDS)
+    if paused_from is not None and schedule.state != Schedule.State.INVALID:
+        # Up to where planning went on: nothing where the misfire policy decides.
+        lifecycle.skip_paused(schedule, paused_from, schedule.planned_from)
     old, new = audit.changes(before, audit.snapshot(schedule))
     audit.record(
         actor=author.actor,
@@ -550,10 +630,24 @@ def _change_state(
     return True
 
 
+def _undecided_from(schedule: Schedule) -> datetime | None:
+    """Return after which instant a pause is to be accounted for; None where there is none."""
+    start: datetime | None = schedule.planned_from
+    if schedule.state != Schedule.State.PAUSED or start is None:
+        return None
+    return schedule.planning_start(start)
+
+
 def _check_reason(reason: str) -> None:
     if len(reason) > REASON_LENGTH:
         message = _("Reason: %(length)s characters, allowed %(limit)s. Shorten it.")
         raise ValueError(message % {"length": len(reason), "limit": REASON_LENGTH})
+
+
+def _check_until(until: datetime | None) -> None:
+    if until is not None and until <= database_now():
+        message = _("Until: %s is over. Choose a later time.")
+        raise ValueError(message % until.isoformat(" ", "seconds"))
 
 
 def _row_key(verb: str, pk: int, idempotency_key: str | None) -> str | None:

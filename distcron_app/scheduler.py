@@ -108,6 +108,7 @@ class Scheduler:
         self._database_cause = ""
         self._failures = 0
         self._away: dict[str, str] = {}
+        self._in_maintenance = False
         # Runs that were told to stop, and lost leases that are not yet noted on their run.
         self._told: set[int] = set()
         self._unnoted: dict[int, str] = {}
@@ -182,6 +183,9 @@ class Scheduler:
         if self._sweeper.due():
             self._sweep()
         if self._draining_until is not None or not self._keeper.may_claim:
+            return min(FLUSH_SECONDS, self._config.poll_seconds)
+        if self._in_maintenance:
+            self._give_back_ready()
             return min(FLUSH_SECONDS, self._config.poll_seconds)
         self._start_ready()
         if self._has_enough():
@@ -451,6 +455,31 @@ class Scheduler:
             self._report("invalid", schedule=key)
         if swept.pruned:
             self._report("pruned", runs=swept.pruned)
+        for key in swept.resumed:
+            self._report("resumed", schedule=key)
+        for key in swept.paused:
+            self._report("paused", schedule=key)
+        self._obey_maintenance(swept)
+
+    def _obey_maintenance(self, swept: Swept) -> None:
+        switch = swept.maintenance
+        if switch is not None and not self._in_maintenance:
+            self._report("maintenance_on", by=switch.by, reason=switch.reason, until=switch.until)
+        elif switch is None and self._in_maintenance:
+            self._report("maintenance_off")
+        self._in_maintenance = switch is not None
+
+    def _give_back_ready(self) -> None:
+        if self._ready:
+            lifecycle.give_back(list(self._ready))
+            self._drop_ready()
+
+    def _drop_ready(self) -> list[int]:
+        """Forget what is claimed and not started; return the ids."""
+        dropped = [run.run_id for run in self._ready]
+        self._ready.clear()
+        self._forget(dropped)
+        return dropped
 
     def _cancel_lost(self) -> None:
         lost = {
@@ -497,9 +526,7 @@ class Scheduler:
         What was claimed and not started is dropped, since others have it. Running jobs go
         on: their reports are guarded by their own tokens.
         """
-        dropped = [run.run_id for run in self._ready]
-        self._ready.clear()
-        self._forget(dropped)
+        dropped = self._drop_ready()
         node_id = nodes.register(self._config)
         self._keeper.begin(node_id)
         self._report("fenced", node=node_id, dropped=dropped)
@@ -577,9 +604,7 @@ class Scheduler:
         except (DatabaseError, InterfaceError) as error:
             # The row's lease ends by itself, and others recover what was claimed.
             self._database_failed(error)
-        dropped = [run.run_id for run in self._ready]
-        self._ready.clear()
-        self._forget(dropped)
+        self._drop_ready()
 
     def _drained(self) -> int | None:
         """Return the exit code when the drain is over, else None."""

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
@@ -25,6 +25,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import redirect, render
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.cache import get_conditional_response, patch_cache_control
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
@@ -44,12 +45,14 @@ from distcron_app.errors import (
 )
 from distcron_app.filters import (
     ActionForm,
+    PauseForm,
     ReleaseForm,
     RunFilters,
     RunNowForm,
     ScheduleFilters,
 )
 from distcron_app.models import Run, RunOutput, Schedule
+from distcron_app.timetable import zone
 from distcron_app.wording import Mark
 
 __all__ = [
@@ -333,6 +336,7 @@ class SchedulePage(Page):
         return {
             "schedule": schedule,
             "words": schedule.in_words(),
+            "meanwhile": explanations.during_a_pause(schedule),
             "upcoming": _upcoming(schedule),
             "marks": _marks(schedule, self.membership.now, page.rows),
             "page": page,
@@ -465,9 +469,7 @@ class Action(Page):
         target = self.target(**kwargs)
         if missing := self.missing_permission(target):
             return self.refuse(missing)
-        form = self.form_class(
-            initial={"idempotency_key": uuid.uuid4().hex}, needs_reason=self.needs_reason
-        )
+        form = self.form(target, initial={"idempotency_key": uuid.uuid4().hex})
         return self.confirm(target, form)
 
     def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
@@ -475,7 +477,7 @@ class Action(Page):
         target = self.target(**kwargs)
         if missing := self.missing_permission(target):
             return self.refuse(missing)
-        form = self.form_class(request.POST, needs_reason=self.needs_reason)
+        form = self.form(target, request.POST)
         if not form.is_valid():
             return self.confirm(target, form, status=400)
         user = request.user
@@ -491,8 +493,12 @@ class Action(Page):
         """Return the row that the address names. Raise Http404 for none."""
         raise NotImplementedError
 
+    def form(self, target: Any, *data: Any, **options: Any) -> ActionForm:
+        """Return the form that asks, with what was typed."""
+        return self.form_class(*data, needs_reason=self.needs_reason, **options)
+
     def act(self, target: Any, **given: Any) -> HttpResponse:
-        """Carry the verb out and return where to go."""
+        """Carry the verb out and return where to go; ``given`` holds the form's fields."""
         raise NotImplementedError
 
     def missing_permission(self, target: Any) -> str | None:
@@ -526,7 +532,7 @@ class ScheduleAction(Action):
         return _schedule_or_404(kwargs["schedule_id"])
 
     def about(self, target: Schedule) -> dict[str, Any]:
-        return {"schedule": target}
+        return {"schedule": target, "meanwhile": explanations.during_a_pause(target)}
 
 
 class RunNow(ScheduleAction):
@@ -548,12 +554,14 @@ class RunNow(ScheduleAction):
 
 
 class PauseSchedule(ScheduleAction):
-    """Stop the timetable until somebody resumes it."""
+    """Stop the timetable until somebody resumes it, or until a time."""
 
     permission = "pause_schedule"
     verb = "pause"
     heading = gettext_lazy("Pause")
-    needs_reason = True
+
+    def form(self, target: Schedule, *data: Any, **options: Any) -> ActionForm:
+        return PauseForm(*data, place=_place(target), **options)
 
     def act(self, target: Schedule, **given: Any) -> HttpResponse:
         changed = operations.pause([target], **given).changed
@@ -563,7 +571,7 @@ class PauseSchedule(ScheduleAction):
 
 
 class ResumeSchedule(ScheduleAction):
-    """Let the timetable go on from now."""
+    """Let the timetable go on."""
 
     permission = "pause_schedule"
     verb = "resume"
@@ -672,6 +680,13 @@ def _run_or_404(run_id: int) -> Run:
 
 def _no_run(run_id: int) -> Http404:
     return Http404(_("Run %s does not exist, or its history was pruned.") % run_id)
+
+
+def _place(schedule: Schedule) -> tzinfo:
+    try:
+        return zone(schedule.timezone)
+    except TimetableError:
+        return timezone.get_default_timezone()
 
 
 def _poll_seconds(run: Run) -> float:

@@ -51,6 +51,7 @@ class Verb:
     permission: str
     explanation: Promise
     needs_reason: bool = False
+    has_until: bool = False
     fits: Callable[[Schedule], bool] = lambda schedule: True
 
 
@@ -71,10 +72,11 @@ VERBS = {
             label=gettext_lazy("pause"),
             permission=operations.PAUSE_SCHEDULE,
             explanation=gettext_lazy(
-                "The timetables stop until somebody resumes them. A run that is active goes on "
-                "to its end."
+                "The timetables stop until somebody resumes them, or until the time below. A run "
+                "that is active goes on to its end."
             ),
             needs_reason=True,
+            has_until=True,
             fits=lambda schedule: schedule.state != Schedule.State.PAUSED,
         ),
         Verb(
@@ -82,7 +84,8 @@ VERBS = {
             label=gettext_lazy("resume"),
             permission=operations.PAUSE_SCHEDULE,
             explanation=gettext_lazy(
-                "The timetables go on from now. What came due while they were paused is not run."
+                "The timetables go on. What came due while they were paused is not run, unless "
+                "a schedule says that its misfire policy decides about it."
             ),
             fits=lambda schedule: schedule.state == Schedule.State.PAUSED,
         ),
@@ -119,7 +122,12 @@ def confirm(
         return HttpResponseNotAllowed(["GET", "POST"])
     data = request.POST if ids is None and request.method == "POST" else None
     text = ",".join(map(str, ids)) if ids is not None else _sent(request).get("ids", "")
-    form = ConfirmForm(data, needs_reason=verb.needs_reason, initial={"ids": text})
+    form = ConfirmForm(
+        data,
+        needs_reason=verb.needs_reason,
+        has_until=verb.has_until,
+        initial={"ids": text},
+    )
     schedules = _schedules(model_admin, request, text)
     if data is not None and form.is_valid() and schedules:
         return _act(request, verb, schedules, form)
@@ -176,16 +184,18 @@ def _act(
     if verb.name == "run":
         _run_all(request, schedules, reason, key)
     else:
-        change = operations.pause if verb.name == "pause" else operations.resume
         user = _user(request)
-        changed = change(
-            schedules,
-            reason=reason,
-            actor=user.get_username(),
-            user=user,
-            via="admin",
-            idempotency_key=key,
-        )
+        author: dict[str, Any] = {
+            "reason": reason,
+            "actor": user.get_username(),
+            "user": user,
+            "via": "admin",
+            "idempotency_key": key,
+        }
+        if verb.name == "pause":
+            changed = operations.pause(schedules, until=form.cleaned_data["until"], **author)
+        else:
+            changed = operations.resume(schedules, **author)
         _report(request, verb, changed)
     return HttpResponseRedirect(_back_url(schedules))
 

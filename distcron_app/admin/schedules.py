@@ -56,6 +56,7 @@ _MORE = (
     ("spread_seconds", "spread_by"),
     "spread_key",
     ("gap", "fold"),
+    "on_resume",
     "delivery",
     "lock_level",
     ("keep_days", "keep_succeeded", "keep_failed"),
@@ -83,6 +84,7 @@ _POLICIES = (
             "retry_stops_at_next",
             "retry_on",
             "give_up_on",
+            ("auto_pause_after", "auto_pause_minutes"),
         ),
     ),
 )
@@ -191,8 +193,15 @@ class ScheduleAdmin(_ScheduleAdmin):
     @admin.display(description=gettext_lazy("name"), ordering="name")
     def name_shown(self, schedule: Schedule) -> SafeString:
         note = schedule.state_reason if schedule.state != Schedule.State.ACTIVE else ""
+        until = ""
+        if schedule.paused_until:
+            ends = display.instant(schedule.paused_until, display.place_of(schedule))
+            until = format_html(_("until {}"), ends)
         return format_html(
-            '{}<br><span class="distcron-quiet">{}</span>', schedule.name, note or schedule.job
+            '{}<br><span class="distcron-quiet">{} {}</span>',
+            schedule.name,
+            note or schedule.job,
+            until,
         )
 
     @admin.display(description=gettext_lazy("rule"))
@@ -230,7 +239,12 @@ class ScheduleAdmin(_ScheduleAdmin):
             return "–"
         by = _("by %s") % schedule.state_by if schedule.state_by else ""
         at = display.instant(schedule.state_at) if schedule.state_at else ""
-        return format_html("{} {} {}", schedule.state_reason, by, at)
+        until = ""
+        if schedule.paused_until:
+            until = format_html(
+                _("until {}"), display.instant(schedule.paused_until, display.place_of(schedule))
+            )
+        return format_html("{} {} {} {}", schedule.state_reason, by, at, until)
 
     @admin.display(description=gettext_lazy("next runs"))
     def upcoming_shown(self, schedule: Schedule) -> str:

@@ -285,12 +285,20 @@ def _again_flags(parser: CommandParser) -> None:
 
 def _pause_flags(parser: CommandParser) -> None:
     _add_reason(parser, required=True)
+    _add_until(parser)
     _add_selection(parser)
 
 
 def _resume_flags(parser: CommandParser) -> None:
     _add_reason(parser, required=False)
     _add_selection(parser)
+
+
+def _maintenance_flags(parser: CommandParser) -> None:
+    parser.add_argument("switch", choices=["on", "off"], help=_("on needs --reason."))
+    _add_reason(parser, required=False)
+    _add_until(parser)
+    _add_user(parser)
 
 
 def _add_selection(parser: CommandParser) -> None:
@@ -315,6 +323,14 @@ def _add_reason(parser: CommandParser, *, required: bool) -> None:
         required=required,
         metavar="TEXT",
         help=_("Why, for the audit."),
+    )
+
+
+def _add_until(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--until",
+        metavar="TIME",
+        help=_("It ends by itself then: +2h, 18:00, 2027-03-12T06:00; without it, by a person."),
     )
 
 
@@ -485,10 +501,17 @@ VERBS = _by_name(
         ),
         Verb(
             name="resume",
-            help=gettext_lazy("Let paused schedules go on from now; nothing is made up for."),
+            help=gettext_lazy("Let paused schedules go on, by default from now."),
             command="distcron_app.cli.pausing.resume_schedules",
             examples=("invoice-close", '--all --reason "move is done" --yes'),
             add_flags=_resume_flags,
+        ),
+        Verb(
+            name="maintenance",
+            help=gettext_lazy("Keep all nodes from claiming, or let them claim again."),
+            command="distcron_app.cli.switching.switch_maintenance",
+            examples=('on --until +30m --reason "database move"', "off"),
+            add_flags=_maintenance_flags,
         ),
         Verb(
             name="nodes",

@@ -22,7 +22,7 @@ from distcron_app.errors import LockUnavailable
 from distcron_app.explanations import zone_data_warning
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.locks import get_backend
-from distcron_app.models import Node, Run, Schedule
+from distcron_app.models import Maintenance, Node, Run, Schedule
 from distcron_app.nodes import ALIVE, computed_state
 
 __all__ = ["show_status"]
@@ -50,6 +50,7 @@ class _Status:
     queued: int
     lost: int
     failed: int
+    maintenance: Maintenance | None
 
     @property
     def alive(self) -> int:
@@ -104,6 +105,7 @@ def _read() -> _Status:
         queued=Run.objects.filter(state=Run.State.QUEUED).count(),
         lost=states_of_runs.get(Run.State.LOST, 0),
         failed=states_of_runs.get(Run.State.FAILED, 0),
+        maintenance=Maintenance.objects.on().first(),
     )
 
 
@@ -146,14 +148,18 @@ def _rows(status: _Status) -> list[list[Cell | str]]:
         "name": status.database,
         "ms": formats.number_format(status.database_ms, 1),
     }
-    zones: list[list[Cell | str]] = [
-        [states.cell("warn", _("warning")), _("zone data"), status.warning]
-    ]
+    warnings: list[list[Cell | str]] = []
+    mark = states.cell("warn", _("warning"))
+    if status.maintenance is not None:
+        reason = _("nothing is claimed: %s") % status.maintenance.reason
+        warnings.append([mark, _("maintenance"), reason])
+    if status.warning:
+        warnings.append([mark, _("zone data"), status.warning])
     return [
         _row(True, _("database"), database),
         _row(status.locks_ms is not None, _("locks"), locks),
         _row(status.alive > 0, _("nodes"), _node_words(status)),
-        *(zones if status.warning else []),
+        *warnings,
         _row(True, _("schedules"), _schedule_words(status)),
         _row(not status.overdue, _("overdue"), str(status.overdue)),
         _row(True, _("runs"), _run_words(status)),
@@ -209,4 +215,5 @@ def _facts(status: _Status) -> dict[str, Any]:
         "queued": status.queued,
         "lost_24h": status.lost,
         "failed_24h": status.failed,
+        "maintenance": status.maintenance is not None,
     }

@@ -123,6 +123,9 @@ def _last(line: _Line) -> Cell:
 
 
 def _next(line: _Line, zone: str) -> str:
+    until = line.schedule.paused_until
+    if until is not None:
+        return _("until %s") % times.short_moment(until, zone, line.now)
     at = line.schedule.next_run_at
     if at is None or line.schedule.state != Schedule.State.ACTIVE:
         return "-"
@@ -137,6 +140,8 @@ def _facts(line: _Line) -> dict[str, Any]:
         "job": schedule.job,
         "state": schedule.state,
         "state_reason": schedule.state_reason,
+        "state_by": schedule.state_by,
+        "paused_until": times.iso(schedule.paused_until),
         "failing": line.is_failing,
         "kind": schedule.kind,
         "rule": rule_text(schedule),

@@ -5,7 +5,8 @@ Every time that the command line shows is made here.
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time, tzinfo
+import re
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from django.utils import dateformat, formats
 from django.utils.translation import gettext as _
@@ -20,12 +21,15 @@ __all__ = [
     "local",
     "moment",
     "parse_from",
+    "parse_until",
     "relative",
     "short_moment",
     "span_text",
     "utc_time",
 ]
 
+_SPAN = re.compile(r"\+(\d{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _MINUTE, _HOUR, _DAY, _WEEK = 60, 3_600, 86_400, 604_800
 _MONTH, _YEAR = 30.44 * _DAY, 365.25 * _DAY
 
@@ -118,6 +122,25 @@ def parse_from(text: str, zone_name: str) -> datetime:
         parsed = datetime.fromisoformat(text)
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(zone_name))
     return aware.astimezone(UTC)
+
+
+def parse_until(text: str, zone_name: str, now: datetime) -> datetime:
+    """Return the instant that ``--until`` names: ``+2h``, ``18:00`` or a date with a time.
+
+    A time of day is the next one of the zone. Raise ValueError for text that is none of them.
+    """
+    if span := _SPAN.fullmatch(text):
+        return now + timedelta(**{_UNITS[span[2]]: int(span[1])})
+    try:
+        of_day = time.fromisoformat(text)
+    except ValueError:
+        return parse_from(text, zone_name)
+    place = of_day.tzinfo or _zone(zone_name)
+    today = now.astimezone(place).date()
+    at = datetime.combine(today, of_day, place).astimezone(UTC)
+    if at > now:
+        return at
+    return datetime.combine(today + timedelta(days=1), of_day, place).astimezone(UTC)
 
 
 def _clock_time(there: datetime) -> str:

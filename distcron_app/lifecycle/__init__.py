@@ -30,6 +30,7 @@ from distcron_app.lifecycle.outcome import (
     report_progress,
     start,
 )
+from distcron_app.lifecycle.pauses import failed_in_a_row, skip_paused
 from distcron_app.lifecycle.pruning import PRUNE_BATCH, Limits, Pruned, count_prunable, prune
 from distcron_app.lifecycle.recovery import (
     Recovered,
@@ -76,6 +77,7 @@ __all__ = [
     "claim_queued",
     "count_prunable",
     "expire",
+    "failed_in_a_row",
     "finish",
     "give_back",
     "note_lease_lost",
@@ -90,6 +92,7 @@ __all__ = [
     "request_cancel",
     "runs_again",
     "settle_strays",
+    "skip_paused",
     "start",
     "stops",
 ]

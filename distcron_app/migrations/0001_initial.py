@@ -34,6 +34,21 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Maintenance',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('is_on', models.BooleanField(default=False, verbose_name='on')),
+                ('until', distcron_app.instants.InstantField(blank=True, null=True, verbose_name='until')),
+                ('reason', models.CharField(blank=True, max_length=500, verbose_name='reason')),
+                ('by', models.CharField(blank=True, max_length=150, verbose_name='by')),
+                ('at', distcron_app.instants.InstantField(blank=True, null=True, verbose_name='at')),
+            ],
+            options={
+                'verbose_name': 'maintenance',
+                'verbose_name_plural': 'maintenance',
+            },
+        ),
+        migrations.CreateModel(
             name='Run',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -159,6 +174,9 @@ class Migration(migrations.Migration):
                 ('retry_on', models.TextField(blank=True, help_text='Dotted names of exceptions, one in each line. Empty: all of them.', verbose_name='errors that are tried again')),
                 ('give_up_on', models.TextField(blank=True, help_text='Dotted names of exceptions, one in each line.', verbose_name='errors that are final')),
                 ('retry_stops_at_next', models.BooleanField(default=False, verbose_name='no attempt past the next occurrence')),
+                ('on_resume', models.CharField(choices=[('from_now', 'go on from now: none of them runs'), ('misfire', 'decide as after an outage')], default='from_now', help_text='What becomes of them when the schedule is resumed.', max_length=10, verbose_name='instants of a pause')),
+                ('auto_pause_after', models.PositiveSmallIntegerField(blank=True, help_text='So many runs of the timetable that failed or were lost, one after the other, each with all its attempts. Empty: never.', null=True, verbose_name='pause after failures in a row')),
+                ('auto_pause_minutes', models.PositiveIntegerField(blank=True, help_text='Empty: it stays paused until somebody resumes it.', null=True, verbose_name='then resume after (minutes)')),
                 ('lock_level', models.CharField(default='standard', help_text='Which lock keeps other nodes away while it runs. Standard goes on without Redis, since the database decides; the others stop until their lock can be had again.', max_length=20, verbose_name='lock level')),
                 ('keep_days', models.PositiveIntegerField(blank=True, help_text="Older ones are deleted. Empty: the project's setting. 0: no limit.", null=True, verbose_name='keep runs (days)')),
                 ('keep_succeeded', models.PositiveIntegerField(blank=True, help_text='Runs that succeeded, were skipped or cancelled; empty and 0 as before.', null=True, verbose_name='keep at most')),
@@ -168,6 +186,7 @@ class Migration(migrations.Migration):
                 ('state_reason', models.CharField(blank=True, max_length=500, verbose_name='reason')),
                 ('state_by', models.CharField(blank=True, max_length=150, verbose_name='changed by')),
                 ('state_at', distcron_app.instants.InstantField(blank=True, null=True, verbose_name='changed at')),
+                ('paused_until', distcron_app.instants.InstantField(blank=True, null=True, verbose_name='paused until')),
                 ('next_run_at', distcron_app.instants.InstantField(blank=True, editable=False, null=True, verbose_name='next run')),
                 ('planned_from', distcron_app.instants.InstantField(blank=True, editable=False, null=True)),
                 ('planned_zones', models.CharField(blank=True, default='', editable=False, max_length=10)),
@@ -196,8 +215,8 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('at', distcron_app.instants.InstantField(default=distcron_app.clock.utc_now, verbose_name='at')),
                 ('actor', models.CharField(max_length=150, verbose_name='actor')),
-                ('via', models.CharField(choices=[('admin', 'admin'), ('dashboard', 'dashboard'), ('cli', 'command line')], max_length=20, verbose_name='via')),
-                ('verb', models.CharField(choices=[('add', 'add'), ('change', 'change'), ('delete', 'delete'), ('run_now', 'run now'), ('pause', 'pause'), ('resume', 'resume'), ('release_lock', 'release lock'), ('cancel', 'cancel'), ('run_again', 'run again'), ('prune', 'prune')], max_length=30, verbose_name='verb')),
+                ('via', models.CharField(choices=[('admin', 'admin'), ('dashboard', 'dashboard'), ('cli', 'command line'), ('scheduler', 'scheduler')], max_length=20, verbose_name='via')),
+                ('verb', models.CharField(choices=[('add', 'add'), ('change', 'change'), ('delete', 'delete'), ('run_now', 'run now'), ('pause', 'pause'), ('resume', 'resume'), ('release_lock', 'release lock'), ('cancel', 'cancel'), ('run_again', 'run again'), ('prune', 'prune'), ('maintenance_on', 'begin maintenance'), ('maintenance_off', 'end maintenance')], max_length=30, verbose_name='verb')),
                 ('object_type', models.CharField(max_length=30, verbose_name='object type')),
                 ('object_id', models.CharField(max_length=40, verbose_name='object id')),
                 ('object_label', models.CharField(max_length=200, verbose_name='object')),
@@ -272,6 +291,14 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'pruned days',
                 'constraints': [models.UniqueConstraint(fields=('schedule', 'day'), name='distcron_runday_day')],
             },
+        ),
+        migrations.AddIndex(
+            model_name='schedule',
+            index=models.Index(condition=models.Q(('paused_until__isnull', False)), fields=['paused_until'], name='distcron_schedule_pause_end'),
+        ),
+        migrations.AddIndex(
+            model_name='schedule',
+            index=models.Index(condition=models.Q(('auto_pause_after__isnull', False)), fields=['auto_pause_after'], name='distcron_schedule_watched'),
         ),
         migrations.AddIndex(
             model_name='schedule',

@@ -3,7 +3,8 @@
 * people (admin, pages, command line) write a schedule's PERSON_FIELDS, guarded by
   ``version``: two editors cannot overwrite each other;
 * the scheduler writes a schedule's ``next_run_at``, ``fencing_token``, ``runs_planned``
-  and, where a row cannot run any more, ``state`` and ``state_reason``;
+  and, where a row cannot run any more, ``state`` and ``state_reason``; it pauses and
+  resumes as people do, under the name "distcron";
 * ``Run.state`` is written by ``lifecycle`` only, ``Node`` rows by ``nodes`` only.
 
 Foreign keys of history rows carry no database constraint: deleting a schedule of a
@@ -17,6 +18,7 @@ from distcron_app.models.calendars import (
     default_timezone,
     exclusions_of,
 )
+from distcron_app.models.maintenance import Maintenance
 from distcron_app.models.nodes import Node
 from distcron_app.models.runs import Attempt, Run, RunDay, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
@@ -37,6 +39,7 @@ __all__ = [
     "AuditEntry",
     "Calendar",
     "CalendarEntry",
+    "Maintenance",
     "Node",
     "Run",
     "RunDay",

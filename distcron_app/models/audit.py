@@ -20,6 +20,7 @@ class AuditEntry(models.Model):
         ADMIN = "admin", _("admin")
         DASHBOARD = "dashboard", _("dashboard")
         CLI = "cli", _("command line")
+        SCHEDULER = "scheduler", _("scheduler")
 
     class Verb(models.TextChoices):
         ADD = "add", pgettext_lazy("verb", "add")
@@ -32,6 +33,8 @@ class AuditEntry(models.Model):
         CANCEL = "cancel", pgettext_lazy("verb", "cancel")
         RUN_AGAIN = "run_again", _("run again")
         PRUNE = "prune", pgettext_lazy("verb", "prune")
+        MAINTENANCE_ON = "maintenance_on", _("begin maintenance")
+        MAINTENANCE_OFF = "maintenance_off", _("end maintenance")
 
     at = InstantField(_("at"), default=utc_now)
     user = models.ForeignKey(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, time, timedelta
 from typing import Any
 from uuid import UUID
@@ -64,6 +64,14 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Return active schedules without a next instant: new rows, or edited past the model."""
         return self.filter(state=Schedule.State.ACTIVE, next_run_at=None)
 
+    def pause_over(self) -> ScheduleQuerySet:
+        """Return paused schedules whose pause has an end, and that has come."""
+        return self.filter(state=Schedule.State.PAUSED, paused_until__lte=DatabaseNow())
+
+    def watched(self) -> ScheduleQuerySet:
+        """Return active schedules that are to be paused after failures in a row."""
+        return self.filter(state=Schedule.State.ACTIVE, auto_pause_after__isnull=False)
+
     def planned_before(self, zones: str) -> ScheduleQuerySet:
         """Return active schedules, not due yet, that were planned with older zone data."""
         return self.filter(
@@ -120,11 +128,17 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def update(self, **values: Any) -> int:
         """Update rows; a change to what decides the next instant makes it be planned anew.
 
-        ``update(state="active")`` therefore never runs an instant that passed while the
-        schedule was paused, exactly as the admin's resume.
+        ``update(state="active")`` resumes as the admin does, by the schedule's ``on_resume``;
+        only the row that says which instants of the pause did not run is not written.
         """
-        if {"calendar", *PLANNING_FIELDS}.intersection(values) and "next_run_at" not in values:
-            values |= {"next_run_at": None, "planned_from": DatabaseNow()}
+        if "state" in values:
+            # Who, when and until belonged to the state before.
+            values = {"state_by": "", "state_at": DatabaseNow(), "paused_until": None} | values
+        planning = {"calendar", *PLANNING_FIELDS}.intersection(values)
+        if planning and "next_run_at" not in values:
+            start = _resumed_from() if planning == {"state"} else DatabaseNow()
+            # First, since MariaDB lets what follows see the columns that are set before it.
+            values = {"next_run_at": None, "planned_from": start} | values
         if set(PERSON_FIELDS).intersection(values) and "version" not in values:
             values["version"] = F("version") + 1
         return super().update(**values)
@@ -183,6 +197,10 @@ class Schedule(models.Model):
         RUN_LATEST = "run_latest", _("run the newest, fold the others into it")
         RUN_ALL = "run_all", _("run all, the oldest first")
         SKIP = "skip", _("run none of them")
+
+    class OnResume(models.TextChoices):
+        FROM_NOW = "from_now", _("go on from now: none of them runs")
+        MISFIRE = "misfire", _("decide as after an outage")
 
     class Backoff(models.TextChoices):
         EXPONENTIAL = "exponential", _("twice as long each time")
@@ -393,6 +411,28 @@ class Schedule(models.Model):
     retry_stops_at_next = models.BooleanField(
         _("no attempt past the next occurrence"), default=False
     )
+    on_resume = models.CharField(
+        _("instants of a pause"),
+        max_length=10,
+        choices=OnResume,
+        default=OnResume.FROM_NOW,
+        help_text=_("What becomes of them when the schedule is resumed."),
+    )
+    auto_pause_after = models.PositiveSmallIntegerField(
+        _("pause after failures in a row"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "So many runs of the timetable that failed or were lost, one after the other, each "
+            "with all its attempts. Empty: never."
+        ),
+    )
+    auto_pause_minutes = models.PositiveIntegerField(
+        _("then resume after (minutes)"),
+        null=True,
+        blank=True,
+        help_text=_("Empty: it stays paused until somebody resumes it."),
+    )
     lock_level = models.CharField(
         _("lock level"),
         max_length=20,
@@ -426,6 +466,7 @@ class Schedule(models.Model):
     state_reason = models.CharField(_("reason"), max_length=500, blank=True)
     state_by = models.CharField(_("changed by"), max_length=150, blank=True)
     state_at = InstantField(_("changed at"), null=True, blank=True)
+    paused_until = InstantField(_("paused until"), null=True, blank=True)
 
     next_run_at = InstantField(_("next run"), null=True, blank=True, editable=False)
     planned_from = InstantField(null=True, blank=True, editable=False)
@@ -452,6 +493,17 @@ class Schedule(models.Model):
         ]
         indexes = [
             models.Index(fields=["state", "next_run_at"], name="distcron_schedule_due"),
+            # Partial, so that a claim, which writes next_run_at, does not write these as well.
+            models.Index(
+                fields=["paused_until"],
+                name="distcron_schedule_pause_end",
+                condition=Q(paused_until__isnull=False),
+            ),
+            models.Index(
+                fields=["auto_pause_after"],
+                name="distcron_schedule_watched",
+                condition=Q(auto_pause_after__isnull=False),
+            ),
         ]
         constraints = [
             models.CheckConstraint(
@@ -494,6 +546,12 @@ class Schedule(models.Model):
         schedule._planned = schedule._planning_values()
         return schedule
 
+    def refresh_from_db(self, *args: Any, **options: Any) -> None:
+        super().refresh_from_db(*args, **options)
+        # What was read again is no edit; a part that was read says nothing about the rest.
+        if not args and options.get("fields") is None:
+            self._planned = self._planning_values()
+
     def clean(self) -> None:
         """Refuse what could not run: the error names the field that is wrong."""
         problems: dict[str, list[Any]] = {}
@@ -526,6 +584,13 @@ class Schedule(models.Model):
         for name in _AT_LEAST_ONE:
             if getattr(self, name) == 0:
                 problems[name] = [_("At least 1, or empty.")]
+        for name, most in _AT_MOST.items():
+            if (getattr(self, name) or 0) > most:
+                problems[name] = [_("At most %(most)d, or empty.") % {"most": most}]
+        if self.auto_pause_minutes and not self.auto_pause_after:
+            problems["auto_pause_minutes"] = [
+                _("Is for a pause after failures. Say after how many.")
+            ]
         try:
             delays = self.delays()
         except ValueError:
@@ -654,18 +719,35 @@ class Schedule(models.Model):
             return str(error)[:500]
         return level_problem(self.lock_level)
 
-    def _planning_values(self) -> tuple[Any, ...]:
-        return tuple(self.__dict__.get(name) for name in sorted(PLANNING_FIELDS))
+    def _planning_values(self) -> dict[str, Any]:
+        return {name: self.__dict__.get(name) for name in PLANNING_FIELDS}
 
     def _plan_after_edit(self, now: datetime) -> None:
+        self.planned_from = self._edited_from(now)
         self.next_run_at = None
-        self.planned_from = now
         self.updated_at = now
         if self.state in (self.State.INVALID, self.State.EXHAUSTED):
             # The edit may have mended the row; planning decides.
             self.state, self.state_reason = self.State.ACTIVE, ""
+        if self.state != self.State.PAUSED:
+            self.paused_until = None
         if self.state == self.State.ACTIVE:
             self.plan_next(self.planning_start(now))
+
+    def _edited_from(self, now: datetime) -> datetime:
+        """Return from where on nothing is decided yet: ``now``, except for a pure pause or resume.
+
+        A pause begins with the occurrence that is due and not claimed. A resume begins
+        where the pause did, if the misfire policy decides about its instants.
+        """
+        if self._state.adding or _differing(self._planned, self._planning_values()) != {"state"}:
+            return now
+        start: datetime | None = None
+        if self.state == self.State.PAUSED and self.next_run_at is not None:
+            start = self.next_run_at - _TICK
+        elif self._planned["state"] == self.State.PAUSED and self.on_resume == _DECIDED_LATER:
+            start = self.planned_from
+        return now if start is None else min(now, start)
 
     def _save_guarded(self, options: dict[str, Any]) -> None:
         fields = set(options.pop("update_fields", None) or PERSON_FIELDS)
@@ -683,6 +765,8 @@ class Schedule(models.Model):
             super().save(update_fields=fields | {"version", "updated_at"}, **options)
 
 
+_TICK = timedelta(microseconds=1)
+_DECIDED_LATER = Schedule.OnResume.MISFIRE
 _LONGEST_BACKOFF_SECONDS = 30 * 86_400
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 # Numbers of which 0 would mean never.
@@ -693,9 +777,12 @@ _AT_LEAST_ONE = (
     "catchup_max",
     "catchup_per_minute",
     "start_deadline_seconds",
+    "auto_pause_after",
+    "auto_pause_minutes",
 )
 # As for the project's settings of the same names.
 _KEEP_AT_MOST = {"keep_days": 36_500, "keep_succeeded": 10_000_000, "keep_failed": 10_000_000}
+_AT_MOST = {"auto_pause_after": 100, "auto_pause_minutes": 525_600}
 # What a timetable is built from; see timetable_of.
 TIMETABLE_FIELDS = (
     "kind",
@@ -755,6 +842,9 @@ PERSON_FIELDS = (
     "retry_on",
     "give_up_on",
     "retry_stops_at_next",
+    "on_resume",
+    "auto_pause_after",
+    "auto_pause_minutes",
     "lock_level",
     "keep_days",
     "keep_succeeded",
@@ -764,10 +854,19 @@ PERSON_FIELDS = (
     "state_reason",
     "state_by",
     "state_at",
+    "paused_until",
 )
 # What planning writes.
 PLAN_FIELDS = frozenset(
-    {"next_run_at", "planned_from", "planned_zones", "cron_canonical", "state", "state_reason"}
+    {
+        "next_run_at",
+        "planned_from",
+        "planned_zones",
+        "cron_canonical",
+        "state",
+        "state_reason",
+        "paused_until",
+    }
 )
 # Where timetable.build names a parameter that is two columns here.
 _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
@@ -776,6 +875,21 @@ _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
 def is_exclusive(overlap: str, max_active: int | None) -> bool:
     """Return True for a schedule of which one run at most is active at a time."""
     return max_active == 1 or (max_active is None and overlap != Schedule.Overlap.ALLOW)
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in after.items() if before[name] != value}
+
+
+def _resumed_from() -> models.Case:
+    """Return where planning goes on after a change of the state alone, as in ``_edited_from``."""
+    is_decided_later = models.When(
+        state=Schedule.State.PAUSED,
+        on_resume=_DECIDED_LATER,
+        planned_from__isnull=False,
+        then=F("planned_from"),
+    )
+    return models.Case(is_decided_later, default=DatabaseNow())
 
 
 def timetable_of(

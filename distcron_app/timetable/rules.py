@@ -83,6 +83,7 @@ __all__ = [
     "latest",
     "parts",
     "plan",
+    "span",
     "tzdata_version",
     "union",
     "zone",
@@ -302,7 +303,7 @@ def _unlimited_plan(
         # What is within the grace stays due, and runs with the next look.
         return Plan(
             run=None,
-            misfired=_span(timetable, after=before, until=cut),
+            misfired=span(timetable, after=before, until=cut),
             next=first_after(timetable, cut, ends_at=ends_at),
         )
     if misfire == RUN_ALL:
@@ -312,8 +313,8 @@ def _unlimited_plan(
     run = latest(timetable, after=cut, until=until)
     return Plan(
         run=run,
-        coalesced=_span(timetable, after=cut, until=run - MICROSECOND) if run else None,
-        misfired=_span(timetable, after=before, until=cut),
+        coalesced=span(timetable, after=cut, until=run - MICROSECOND) if run else None,
+        misfired=span(timetable, after=before, until=cut),
         next=first_after(timetable, until, ends_at=ends_at),
     )
 
@@ -337,7 +338,7 @@ def _plan_of_all(
     return Plan(
         run=kept[0] if kept else None,
         then=tuple(kept[1:]),
-        misfired=_span(timetable, after=before, until=kept[0] - MICROSECOND if kept else cut),
+        misfired=span(timetable, after=before, until=kept[0] - MICROSECOND if kept else cut),
         next=first_after(timetable, until, ends_at=ends_at),
     )
 
@@ -455,7 +456,11 @@ def _default_catchup(timetable: Timetable, due_from: datetime) -> timedelta:
     return min(max(period, _SHORTEST_CATCHUP), _LONGEST_CATCHUP)
 
 
-def _span(timetable: Timetable, *, after: datetime, until: datetime) -> Span | None:
+def span(timetable: Timetable, *, after: datetime, until: datetime) -> Span | None:
+    """Return the instants with after < instant <= until, None if there are none.
+
+    Costs months, not instants.
+    """
     first = first_after(timetable, after, ends_at=until)
     last = latest(timetable, after=after, until=until)
     if first is None or last is None:

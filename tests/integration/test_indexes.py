@@ -75,6 +75,19 @@ def test_ended_runs_are_found_by_schedule_state_and_age() -> None:
     assert indexes_used(plan, ["distcron_run_ended"])
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="for partial indexes")
+def test_what_each_sweep_looks_for_is_found_by_small_indexes() -> None:
+    Schedule.objects.bulk_create(
+        Schedule(key=f"key-{number}", name="x", job="x", kind="cron", cron="0 0 * * *")
+        for number in range(500)
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE distcron_schedule")
+    assert indexes_used(plan_of(Schedule.objects.watched()), ["distcron_schedule_watched"])
+    plan = plan_of(Schedule.objects.pause_over())
+    assert indexes_used(plan, ["distcron_schedule_pause_end", "distcron_schedule_due"])
+
+
 def test_the_history_of_a_schedule_is_read_in_order_by_index() -> None:
     schedule = fill_history()
     plan = plan_of(Run.objects.filter(schedule=schedule.pk).order_by("-id")[:50])

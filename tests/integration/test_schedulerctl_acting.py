@@ -281,6 +281,7 @@ class TestPauseAndResume:
                     "state": "paused",
                     "state_reason": "first",
                     "state_by": "",
+                    "paused_until": None,
                     "changed": False,
                 }
             ],

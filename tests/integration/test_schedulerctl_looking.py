@@ -109,6 +109,8 @@ class TestList:
                     "job": "project.demo.invoice_close",
                     "state": "active",
                     "state_reason": "",
+                    "state_by": "",
+                    "paused_until": None,
                     "failing": True,
                     "kind": "cron",
                     "rule": "0 2 * * *",
@@ -438,6 +440,7 @@ class TestStatus:
             "queued": 0,
             "lost_24h": 0,
             "failed_24h": 1,
+            "maintenance": False,
         }
 
     def test_no_node_overdue_and_lost_are_problems(self) -> None:

@@ -28,7 +28,7 @@ __all__ = [
 
 FINAL = frozenset({"succeeded", "failed", "cancelled", "skipped", "lost"})
 OPEN = frozenset({"queued", "claimed", "running"})
-SPAN_REASONS = frozenset({"misfire", "coalesced"})
+SPAN_REASONS = frozenset({"misfire", "coalesced", "paused"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -337,6 +337,7 @@ class Cluster:
             "retry_on": "",
             "give_up_on": "",
             "retry_stops_at_next": False,
+            "on_resume": "from_now",
             "notes": "",
             "state": "active",
             "state_reason": "",

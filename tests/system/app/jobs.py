@@ -60,6 +60,13 @@ def touch(context: JobContext) -> str:
 
 
 @job
+def fail(context: JobContext) -> None:
+    """Raise an error."""
+    with traced(context):
+        raise OSError("no route")
+
+
+@job
 def hold(context: JobContext, gate: str) -> str:
     """Work until the file ``gate``, or ``gate-<attempt>``, exists; deaf to requests to stop."""
     with traced(context):

@@ -20,6 +20,7 @@ __all__ = [
     "local",
     "moment",
     "parse_from",
+    "parse_wall",
     "relative",
     "short_moment",
     "span_text",
@@ -112,12 +113,20 @@ def parse_from(text: str, zone_name: str) -> datetime:
 
     A date means its first moment. Raise ValueError for text that is neither.
     """
-    try:
-        parsed = datetime.combine(date.fromisoformat(text), time())
-    except ValueError:
-        parsed = datetime.fromisoformat(text)
+    parsed = parse_wall(text)
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(zone_name))
     return aware.astimezone(UTC)
+
+
+def parse_wall(text: str) -> datetime:
+    """Return the date and time as written: naive without an offset. Raise ValueError.
+
+    A date means its first moment.
+    """
+    try:
+        return datetime.combine(date.fromisoformat(text), time())
+    except ValueError:
+        return datetime.fromisoformat(text)
 
 
 def _clock_time(there: datetime) -> str:

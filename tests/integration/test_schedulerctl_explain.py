@@ -504,6 +504,13 @@ class TestThePast:
         assert facts(answer)["edited_by"] == "ana"
         assert facts(answer)["edit"] == "cron: 0 4 * * * → 0 2 * * *"
 
+    def test_a_change_before_the_instant_is_not_the_answer(self) -> None:
+        edited = NIGHT - timedelta(days=1)
+        schedule = old_schedule(planned_from=edited)
+        audited(schedule, "change", edited, before={"cron": "0 4 * * *"}, after={"cron": "x"})
+
+        assert asked(schedule).code == "unknown"
+
     def test_before_it_was_planned_anew_past_the_audit(self) -> None:
         anew = datetime(2026, 11, 29, 4, 0, tzinfo=UTC)
         answer = asked(old_schedule(planned_from=anew))

@@ -5,18 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.utils.translation import gettext as _
-
 from distcron_app.cli import times
 from distcron_app.cli.console import Console
 from distcron_app.cli.exits import USAGE, Exit
 from distcron_app.cli.lookup import find_schedule
-from distcron_app.explained_instants import Fact, explain_instant
+from distcron_app.explained_instants import Fact, explain_instant, read_when
 from distcron_app.instants import database_now
 
 __all__ = ["show_explanation"]
-
-FIRST_YEAR, LAST_YEAR = 1970, 2199  # beyond is a slip of the hand
 
 
 def show_explanation(console: Console, options: dict[str, Any]) -> None:
@@ -45,15 +41,9 @@ def show_explanation(console: Console, options: dict[str, Any]) -> None:
 
 def _when(text: str) -> datetime:
     try:
-        when = times.parse_wall(text)
-    except ValueError:
-        message = _("--at %r: not a date or time. Write 2027-03-12T06:00 or 2027-03-12T06:00Z.")
-        raise Exit(USAGE, message % text) from None
-    if not FIRST_YEAR <= when.year <= LAST_YEAR:
-        message = _("--at %(text)r: year must be from %(first)d to %(last)d.")
-        facts = {"text": text, "first": FIRST_YEAR, "last": LAST_YEAR}
-        raise Exit(USAGE, message % facts)
-    return when
+        return read_when(text)
+    except ValueError as error:
+        raise Exit(USAGE, f"--at {error}") from None
 
 
 def _plain(fact: Fact) -> str | int | None:

@@ -5,13 +5,14 @@ Every time that the command line shows is made here.
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time, tzinfo
+from datetime import UTC, datetime, tzinfo
 
 from django.utils import dateformat, formats
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from distcron_app.errors import TimetableError
+from distcron_app.instants import parse_wall
 from distcron_app.timetable import zone
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "local",
     "moment",
     "parse_from",
-    "parse_wall",
     "relative",
     "short_moment",
     "span_text",
@@ -116,17 +116,6 @@ def parse_from(text: str, zone_name: str) -> datetime:
     parsed = parse_wall(text)
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(zone_name))
     return aware.astimezone(UTC)
-
-
-def parse_wall(text: str) -> datetime:
-    """Return the date and time as written: naive without an offset. Raise ValueError.
-
-    A date means its first moment.
-    """
-    try:
-        return datetime.combine(date.fromisoformat(text), time())
-    except ValueError:
-        return datetime.fromisoformat(text)
 
 
 def _clock_time(there: datetime) -> str:

@@ -1,4 +1,4 @@
-"""``schedulerctl explain``: one true sentence per code, with literal instants."""
+"""``schedulerctl explain`` and its page: one true sentence per code, with literal instants."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
+from django.urls import reverse
 
 from distcron_app import operations
 from distcron_app.explained_instants import InstantAnswer, explain_instant
 from distcron_app.models import AuditEntry, Calendar, CalendarEntry, Schedule
+from tests.integration.pages_rows import user
 from tests.integration.schedulerctl_builders import FAR, ctl, make_node, make_run, make_schedule
 
 pytestmark = pytest.mark.django_db
@@ -742,6 +745,48 @@ class TestTheCommand:
 
     def test_an_unknown_schedule_is_not_found(self) -> None:
         assert ctl("explain", "nope", "--at", "2020-11-28").code == 4
+
+
+class TestThePage:
+    def opened(self, client: Client, schedule: Schedule, at: str, *abilities: str) -> Any:
+        client.force_login(user("siti", "view_schedule", *abilities))
+        return client.get(reverse("distcron:explain", args=[schedule.pk]), {"at": at})
+
+    def test_answers_as_the_command_does(self, client: Client) -> None:
+        schedule = old_schedule(created_at=LONG_AGO, planned_from=LONG_AGO)
+
+        answer = self.opened(client, schedule, "2020-11-28T03:00")
+
+        assert answer.status_code == 200
+        assert (
+            "It was never planned: the rule means “At 02:00 every day” (Asia/Jakarta)."
+            in answer.text
+        )
+
+    def test_a_run_is_shown_to_those_who_may_see_runs(self, client: Client) -> None:
+        schedule = old_schedule()
+        run = make_run(schedule, "succeeded", scheduled_at=NIGHT)
+
+        answer = self.opened(client, schedule, "2026-11-28T02:00", "view_run")
+
+        assert "The job ended without an error." in answer.text
+        assert reverse("distcron:run", args=[run.pk]) in answer.text
+
+    def test_a_run_is_hidden_from_those_who_may_not(self, client: Client) -> None:
+        schedule = old_schedule()
+        make_run(schedule, "failed", reason="error", error="Boom", scheduled_at=NIGHT)
+
+        answer = self.opened(client, schedule, "2026-11-28T02:00")
+
+        assert "distcron.view_run" in answer.text
+        assert "Boom" not in answer.text
+        assert "It failed" not in answer.text
+
+    def test_a_time_that_is_none_is_named(self, client: Client) -> None:
+        answer = self.opened(client, old_schedule(), "yesterday")
+
+        assert answer.status_code == 400
+        assert "&#x27;yesterday&#x27;: not a date or time." in answer.text
 
 
 def test_five_questions_have_five_different_true_sentences() -> None:

@@ -33,8 +33,9 @@ _SECOND = timedelta(seconds=1)
 # A row that stands for several occurrences is the nearest before them; rows of an older
 # rule may be between.
 _SPANS_LOOKED_AT = 20
-# Rows of nodes that are gone are kept for this long at least; see nodes.forget.
-_NODES_KEPT = timedelta(days=1)
+# Rows of nodes that are gone are kept for a day after their last heartbeat, by
+# nodes.forget; an hour less, because a lease outlives the heartbeat.
+_NODES_KEPT = timedelta(hours=23)
 # A rule that shifts has few instants around a gap of less than three hours.
 _GAP_INSTANTS = 400
 _RULE_FIELDS = frozenset(
@@ -290,6 +291,9 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
     attempts = list(run.attempts.order_by("number"))
     found = explain(run, case.now, attempts)
     sentence, code = found.why, _code_of(run)
+    if run.reason == Run.Reason.CALENDAR and case.at != run.scheduled_at:
+        # The row names the reason of its first day, which may be another one.
+        sentence = _("It did not run: a calendar excludes the day.")
     gap = _node_gap(case) if run.reason in (Run.Reason.MISFIRE, Run.Reason.COALESCED) else ()
     if gap and run.reason == Run.Reason.MISFIRE:
         sentence = _("It did not run: no node was alive, and when one looked it was too late.")
@@ -473,7 +477,7 @@ def _before_edit(case: _Case, entry: AuditEntry) -> InstantAnswer:
     facts = (
         Fact(code="edited_at", label=_("changed at"), value=entry.at),
         Fact(code="edited_by", label=_("changed by"), value=entry.actor),
-        Fact(code="edit", label=_("change"), value=audit.shown(entry.before, entry.after)),
+        Fact(code="edit", label=_("change"), value=inert(audit.shown(entry.before, entry.after))),
     )
     why = _("No run is recorded, and the timetable has been changed since.")
     return InstantAnswer(at=case.at, code="before_edit", sentence=why, facts=facts)
@@ -506,11 +510,10 @@ def _of_standing_pause(case: _Case) -> InstantAnswer | None:
 def _paused(
     case: _Case, *, since: datetime, by: str, reason: str, until: datetime | None
 ) -> InstantAnswer:
-    facts = [
-        Fact(code="paused_from", label=_("paused from"), value=since),
-        Fact(code="paused_until", label=_("paused until"), value=until or _("still paused")),
-    ]
-    said = {"by": by or _("somebody"), "reason": inert(reason) or _("no reason given")}
+    facts = [Fact(code="paused_from", label=_("paused from"), value=since)]
+    if until is not None:
+        facts.append(Fact(code="paused_until", label=_("paused until"), value=until))
+    said = {"by": inert(by) or _("somebody"), "reason": inert(reason) or _("no reason given")}
     why = _("It was not planned: %(by)s had paused the schedule (%(reason)s).") % said
     return InstantAnswer(at=case.at, code="paused", sentence=why, facts=tuple(facts))
 
@@ -603,7 +606,9 @@ def _waits_for(case: _Case, members: Membership) -> tuple[str, str]:
         why = _("It is due and waits: %s.") % inert(alerts[0]).rstrip(".")
         return "due_lock_away", why
     if all(node.running >= node.slots for node in taking):
-        return "due_busy", _("It is due and waits: no node alive has a free slot.")
+        return "due_busy", _(
+            "It is due and waits: by their heartbeats, no node that takes runs has a free slot."
+        )
     return "due", _("It is due: no node has claimed it yet.")
 
 
@@ -618,7 +623,7 @@ def _of_coming(case: _Case) -> InstantAnswer:
     schedule, at = case.schedule, case.at
     if schedule.state == Schedule.State.PAUSED:
         said = {
-            "by": schedule.state_by or _("somebody"),
+            "by": inert(schedule.state_by) or _("somebody"),
             "reason": inert(schedule.state_reason) or _("no reason given"),
         }
         why = _("It will not run unless resumed: %(by)s has paused the schedule (%(reason)s).")

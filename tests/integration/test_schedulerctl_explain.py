@@ -11,9 +11,12 @@ from django.urls import reverse
 
 from distcron_app import operations
 from distcron_app.explained_instants import InstantAnswer, explain_instant
+from distcron_app.instants import database_now
+from distcron_app.locks.memory import MemoryLockBackend
 from distcron_app.models import AuditEntry, Calendar, CalendarEntry, Schedule
 from tests.integration.pages_rows import user
 from tests.integration.schedulerctl_builders import FAR, ctl, make_node, make_run, make_schedule
+from tests.integration.test_dispatch import Member, due
 
 pytestmark = pytest.mark.django_db
 
@@ -794,6 +797,29 @@ class TestThePage:
 
         assert answer.status_code == 400
         assert "&#x27;yesterday&#x27;: not a date or time." in answer.text
+
+
+class TestWhatTheClaimWrites:
+    """Rows by the dispatcher itself: every due instant has an answer."""
+
+    def test_after_an_outage_each_instant_is_told_by_its_row(self) -> None:
+        schedule = due(seconds_ago=1200, catchup_window_seconds=610)
+        first = schedule.next_run_at
+        assert first is not None
+        created = first - timedelta(days=2)
+        Schedule.objects.filter(pk=schedule.pk).update(created_at=created, planned_from=created)
+        Member(MemoryLockBackend()).tick()
+
+        minutes = [first + timedelta(minutes=number) for number in range(21)]
+        answers = [asked(schedule, at, database_now()) for at in minutes]
+
+        # 20 to 11 minutes ago: older than the window. Then folded into the newest.
+        assert [answer.code for answer in answers] == [
+            *["skipped_misfire"] * 10,
+            *["skipped_coalesced"] * 10,
+            "running",
+        ]
+        assert [answer.at for answer in answers] == minutes
 
 
 def test_five_questions_have_five_different_true_sentences() -> None:

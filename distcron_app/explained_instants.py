@@ -20,7 +20,7 @@ from distcron_app.explanations import explain, inert, node_label
 from distcron_app.history import Membership, membership
 from distcron_app.instants import parse_wall
 from distcron_app.locks import get_level
-from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, Schedule
+from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, RunQuerySet, Schedule
 from distcron_app.timetable import Timetable, Union, WallTimetable, clock_change, parts, zone
 from distcron_app.timetable.calendars import Excluding
 
@@ -523,16 +523,14 @@ def _of_past(case: _Case) -> InstantAnswer:
     is_planned = schedule.state == Schedule.State.ACTIVE and schedule.next_run_at is not None
     if is_planned and schedule.next_run_at <= at:
         return _of_due(case)
-    oldest, count, newest = _kept(schedule)
+    oldest, newest = _kept(schedule)
     is_limited = schedule.max_runs is not None and schedule.runs_planned >= schedule.max_runs
     if is_limited and newest is not None and newest < at:
         return _beyond_limit(case)
-    if count < schedule.runs_planned and (oldest is None or at < oldest):
-        facts = [Fact(code="missing", label=_("runs deleted"), value=schedule.runs_planned - count)]
-        if oldest is not None:
-            facts.append(Fact(code="oldest_at", label=_("oldest run kept"), value=oldest))
-        why = _("Not known any more: the history of that time was deleted.")
-        return InstantAnswer(at=at, code="pruned", sentence=why, facts=tuple(facts))
+    if oldest is None or at < oldest:
+        missing = schedule.runs_planned - _occurrence_rows(schedule).count()
+        if missing > 0:
+            return _pruned(case, missing, oldest)
     if schedule.state == Schedule.State.INVALID:
         return _invalid(case)
     if case.was_replanned:
@@ -541,11 +539,23 @@ def _of_past(case: _Case) -> InstantAnswer:
     return _unknown(case)
 
 
-def _kept(schedule: Schedule) -> tuple[datetime | None, int, datetime | None]:
-    """Return the oldest occurrence with a row, how many there are, and the newest."""
-    rows = Run.objects.filter(schedule=schedule.pk, scheduled_at__isnull=False)
-    planned = rows.order_by("scheduled_at").values_list("scheduled_at", flat=True)
-    return planned.first(), rows.count(), planned.last()
+def _occurrence_rows(schedule: Schedule) -> RunQuerySet:
+    return Run.objects.filter(schedule=schedule.pk, scheduled_at__isnull=False)
+
+
+def _kept(schedule: Schedule) -> tuple[datetime | None, datetime | None]:
+    """Return the oldest and the newest occurrence that have a row."""
+    planned = _occurrence_rows(schedule).order_by("scheduled_at")
+    instants = planned.values_list("scheduled_at", flat=True)
+    return instants.first(), instants.last()
+
+
+def _pruned(case: _Case, missing: int, oldest: datetime | None) -> InstantAnswer:
+    facts = [Fact(code="missing", label=_("runs deleted"), value=missing)]
+    if oldest is not None:
+        facts.append(Fact(code="oldest_at", label=_("oldest run kept"), value=oldest))
+    why = _("Not known any more: the history of that time was deleted.")
+    return InstantAnswer(at=case.at, code="pruned", sentence=why, facts=tuple(facts))
 
 
 def _beyond_limit(case: _Case) -> InstantAnswer:

@@ -1,4 +1,4 @@
-"""Instants in the database: a column of aware UTC, and the database's now.
+"""Instants: a column of aware UTC, the database's now, and as people write them.
 
 Django stores naive local time where USE_TZ is False, which is ambiguous for one
 hour a year; a scheduler cannot live with that. Decisions of the kind "is it due,
@@ -7,7 +7,7 @@ has it expired" compare columns with DatabaseNow inside the statement.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
-__all__ = ["DatabaseNow", "InstantField", "SecondsBetween", "UtcDay", "database_now"]
+__all__ = ["DatabaseNow", "InstantField", "SecondsBetween", "UtcDay", "database_now", "parse_wall"]
 
 if TYPE_CHECKING:
     _DateTimeField = models.DateTimeField[Any, Any]
@@ -144,3 +144,14 @@ def database_now(using: str = "default") -> datetime:
     if connection.vendor == "sqlite":
         return datetime.fromisoformat(now).replace(tzinfo=UTC)
     return datetime.fromtimestamp(float(now), UTC)
+
+
+def parse_wall(text: str) -> datetime:
+    """Return the date and time as written: naive without an offset. Raise ValueError.
+
+    A date means its first moment.
+    """
+    try:
+        return datetime.combine(date.fromisoformat(text), time())
+    except ValueError:
+        return datetime.fromisoformat(text)

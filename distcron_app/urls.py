@@ -25,6 +25,11 @@ urlpatterns = [
     path(
         "schedules/<distcron_id:schedule_id>/resume/", views.ResumeSchedule.as_view(), name="resume"
     ),
+    path(
+        "schedules/<distcron_id:schedule_id>/explain/",
+        views.ExplainPage.as_view(),
+        name="explain",
+    ),
     path("runs/", views.RunsPage.as_view(), name="runs"),
     path("runs/<distcron_id:run_id>/", views.RunPage.as_view(), name="run"),
     path("runs/<distcron_id:run_id>/cancel/", views.CancelRun.as_view(), name="cancel_run"),

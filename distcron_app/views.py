@@ -43,6 +43,7 @@ from distcron_app.errors import (
     TimetableError,
     UnknownJob,
 )
+from distcron_app.explained_instants import explain_instant, read_when
 from distcron_app.filters import (
     ActionForm,
     PauseForm,
@@ -57,6 +58,7 @@ from distcron_app.wording import Mark
 
 __all__ = [
     "CancelRun",
+    "ExplainPage",
     "LocksPage",
     "NodesPage",
     "OverviewPage",
@@ -85,6 +87,7 @@ _FAST_SECONDS, _USUAL_SECONDS, _SLOW_SECONDS = 2, 5, 15
 _SCHEDULES_PER_PAGE = 100
 _UPCOMING_COUNT = 10
 _LOCKS_SHOWN = 300
+_LONGEST_INSTANT = 40  # with microseconds and an offset
 
 _ViewFunction = Callable[..., HttpResponseBase]
 
@@ -351,6 +354,27 @@ class SchedulePage(Page):
             return holdings.lock_of(schedule, self.membership.now)
         except ConfigurationError:
             return None  # the locks page says what is wrong
+
+
+class ExplainPage(Page):
+    """Why a schedule ran or did not run at the instant ``?at=``; without it, only the form."""
+
+    permission = "view_schedule"
+    section = "schedules"
+    template = "distcron_app/explain.html"
+
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        schedule = _schedule_or_404(kwargs["schedule_id"])
+        text = request.GET.get("at", "")[:_LONGEST_INSTANT]
+        context: dict[str, Any] = {"schedule": schedule, "asked": text}
+        status = 200
+        try:
+            if text:
+                when = read_when(text)
+                context["answer"] = explain_instant(schedule, when, now=self.membership.now)
+        except ValueError as error:
+            context["problem"], status = str(error), 400
+        return self.page(self.template, context, status=status)
 
 
 class NodesPage(Page):

@@ -231,6 +231,16 @@ def _next_flags(parser: CommandParser) -> None:
     )
 
 
+def _explain_flags(parser: CommandParser) -> None:
+    parser.add_argument("key", metavar="KEY", help=_("The schedule."))
+    parser.add_argument(
+        "--at",
+        required=True,
+        metavar="TIME",
+        help=_("The instant: 2027-03-12T02:00, local to the schedule's zone, or with an offset."),
+    )
+
+
 def _forecast_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "--hours",
@@ -454,6 +464,16 @@ VERBS = _by_name(
                 '"30 2 * * *" --tz America/New_York --from 2027-03-12 -n 4',
             ),
             add_flags=_next_flags,
+        ),
+        Verb(
+            name="explain",
+            help=gettext_lazy("Say why a schedule ran or did not run at an instant."),
+            command="distcron_app.cli.explaining.show_explanation",
+            examples=(
+                'invoice-close --at "2026-11-28 02:00"',
+                "invoice-close --at 2026-11-27T19:00Z --json",
+            ),
+            add_flags=_explain_flags,
         ),
         Verb(
             name="forecast",

@@ -6,13 +6,14 @@ Every time that the command line shows is made here.
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 
 from django.utils import dateformat, formats
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from distcron_app.errors import TimetableError
+from distcron_app.instants import parse_wall
 from distcron_app.timetable import zone
 
 __all__ = [
@@ -116,10 +117,7 @@ def parse_from(text: str, zone_name: str) -> datetime:
 
     A date means its first moment. Raise ValueError for text that is neither.
     """
-    try:
-        parsed = datetime.combine(date.fromisoformat(text), time())
-    except ValueError:
-        parsed = datetime.fromisoformat(text)
+    parsed = parse_wall(text)
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=_zone(zone_name))
     return aware.astimezone(UTC)
 

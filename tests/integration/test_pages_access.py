@@ -32,6 +32,7 @@ PAGES = [
     ("run_now", "schedule", "run_schedule"),
     ("pause", "schedule", "pause_schedule"),
     ("resume", "schedule", "pause_schedule"),
+    ("explain", "schedule", "view_schedule"),
     ("runs", None, "view_run"),
     ("run", "run", "view_run"),
     ("cancel_run", "run", "cancel_run"),

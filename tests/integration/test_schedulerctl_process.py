@@ -87,7 +87,7 @@ def _read(terminal: int) -> bytes:
         (["list"], 0, ""),
         (["nodes"], 1, "error: no node is alive. Start one: manage.py runscheduler\n"),
         (["lits"], 2, "error: verb 'lits': not known. Did you mean list? Verbs: list, next,"),
-        ([], 2, "error: a verb is missing. Choose one of: list, next, forecast, run,"),
+        ([], 2, "error: a verb is missing. Choose one of: list, next, explain, forecast, run,"),
         (["list", "--state", "gone"], 2, "got 'gone', allowed: active, paused"),
         (["next", "0 25 * * *"], 2, "error: Hour '25': must be from 0 to 23"),
         (["pause", "invoice-close"], 2, "arguments are required: --reason"),

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "runner", "console", "checks", "builtin_jobs"),
     ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
-    ("operations", "holdings", "keeper", "dispatch", "filters"),
+    ("explained_instants", "operations", "holdings", "keeper", "dispatch", "filters"),
     ("maintenance", "forms"),
     ("scheduler",),
     ("diagnosis",),

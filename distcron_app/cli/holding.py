@@ -227,7 +227,8 @@ def _confirm(console: Console, lock: HeldLock, *, is_agreed: bool) -> None:
     question = _("Release the lock %r?") % lock.handle
     if not (sys.stdin.isatty() and console.err.is_tty):
         raise Exit(REFUSED, _("%s Not confirmed. Add --yes.") % question)
-    console.err.write(f"{console.err.shown(question)} {_('[y/N]')} ", end="")
+    choices = _("[y/N]")
+    console.err.write(f"{console.err.shown(question)} {choices} ", end="")
     console.err.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes", "ya"):
         raise Exit(REFUSED, _("not confirmed; nothing was changed."))

@@ -99,6 +99,23 @@ def test_catalogue_has_the_messages_of_the_code_and_no_other(
 
 
 @pytest.mark.parametrize("catalogue", CATALOGUES)
+def test_message_in_an_f_string_is_in_the_catalogue(catalogue: str) -> None:
+    """makemessages looks into no f-string, so a message that is only there is never translated."""
+    known = {entry.texts["msgid"] for entry in entries(committed(catalogue))}
+    hidden = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in (ROOT / catalogue).rglob("*.py")
+        for text in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(text, ast.JoinedStr)
+        for call in ast.walk(text)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        if call.func.id == "_" or call.func.id.endswith("gettext")
+        if any(isinstance(given, ast.Constant) and given.value not in known for given in call.args)
+    ]
+    assert hidden == []
+
+
+@pytest.mark.parametrize("catalogue", CATALOGUES)
 def test_every_message_is_translated_for_certain(catalogue: str) -> None:
     text = committed(catalogue).read_text(encoding="utf-8")
     found = entries(committed(catalogue))

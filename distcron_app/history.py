@@ -411,7 +411,8 @@ def _live_and_pruned(schedule_id: int, first: date) -> Iterable[Any]:
         )
     )
     pruned = RunDay.objects.filter(schedule=schedule_id, day__gte=first).order_by()
-    return live.values_list(*_DAY_COLUMNS).union(pruned.values_list(*_DAY_COLUMNS), all=True)
+    both = live.values_list(*_DAY_COLUMNS).union(pruned.values_list(*_DAY_COLUMNS), all=True)
+    return both.order_by()  # Django 6.1 takes up the model's order again, by a column not there
 
 
 def _day_counts(day: date, rows: Sequence[tuple[Any, ...]]) -> DayCounts:

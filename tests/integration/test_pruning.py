@@ -353,6 +353,7 @@ class TestSweep:
         schedules = [make_schedule() for _ in range(51)]
         for schedule in schedules:
             ended(schedule, days=31)
+            ended(schedule, days=1)  # stays, and so does the schedule in the walk
         pruned = []
         for _ in range(2):
             clock.seconds += 46

@@ -160,7 +160,8 @@ class TextConsole:
         return "warning", f"{facts['schedule']:<24} {text}"
 
     def _on_resumed(self, facts: Mapping[str, Any]) -> tuple[str, str]:
-        return "good", f"{facts['schedule']:<24} {_('goes on, its pause is over')}"
+        text = _("goes on, its pause is over")
+        return "good", f"{facts['schedule']:<24} {text}"
 
     def _on_maintenance_on(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         return "warning", _("maintenance, nothing is claimed: %(reason)s (%(by)s)") % dict(facts)

@@ -355,9 +355,8 @@ def _cancelled(run: Run) -> Explanation:
     else:
         cause = _in_words(run.cancel_cause or run.error)
         why = _("It was cancelled: %s.") % (cause or run.get_reason_display())
-    if run.started_at is None:
-        return Explanation(why=f"{why} {_('Its job had not started.')}")
-    return Explanation(why=f"{why} {_('Its job had started.')}")
+    started = _("Its job had started.") if run.started_at else _("Its job had not started.")
+    return Explanation(why=f"{why} {started}")
 
 
 def _inert_parts(found: re.Match[str]) -> dict[str, str]:

@@ -113,7 +113,8 @@ def _confirm(console: Console, prunable: int, total: int, *, is_agreed: bool) ->
     ) % {"count": _number(prunable), "total": _number(total)}
     if not (sys.stdin.isatty() and console.err.is_tty):
         raise Exit(REFUSED, _("%s Not confirmed. Add --yes, or --dry-run to look.") % question)
-    console.err.write(f"{console.err.shown(question)} {_('[y/N]')} ", end="")
+    choices = _("[y/N]")
+    console.err.write(f"{console.err.shown(question)} {choices} ", end="")
     console.err.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes", "ya"):
         raise Exit(REFUSED, _("not confirmed; nothing was changed."))

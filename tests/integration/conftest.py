@@ -1,9 +1,25 @@
+"""What all integration tests share."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from django.db import connection
 from django.utils import translation
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of something that the database at hand does not have."""
+    foreign = [item for item in items if not _belongs_here(item)]
+    if foreign:
+        config.hook.pytest_deselected(items=foreign)
+        items[:] = [item for item in items if item not in foreign]
+
+
+def _belongs_here(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("databases")
+    return marker is None or connection.vendor in marker.args
 
 
 @pytest.fixture(autouse=True)

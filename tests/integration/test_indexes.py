@@ -75,7 +75,7 @@ def test_ended_runs_are_found_by_schedule_state_and_age() -> None:
     assert indexes_used(plan, ["distcron_run_ended"])
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="for partial indexes")
+@pytest.mark.databases("postgresql")  # the partial indexes
 def test_what_each_sweep_looks_for_is_found_by_small_indexes() -> None:
     Schedule.objects.bulk_create(
         Schedule(key=f"key-{number}", name="x", job="x", kind="cron", cron="0 0 * * *")

@@ -126,10 +126,9 @@ class TestEnd:
         assert (stored.paused_until, stored.state_by) == (None, "")
 
 
+@pytest.mark.databases("postgresql", "mysql")  # SQLite has one writer at a time
 @pytest.mark.django_db(transaction=True)
 def test_two_nodes_resume_a_schedule_once() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     paused()
     Schedule.objects.update(paused_until=database_now() - timedelta(seconds=1))
     at_once(2, sweep)
@@ -137,19 +136,17 @@ def test_two_nodes_resume_a_schedule_once() -> None:
     assert Run.objects.filter(reason="paused").count() == 1
 
 
+@pytest.mark.databases("postgresql", "mysql")  # SQLite has one writer at a time
 @pytest.mark.django_db(transaction=True)
 def test_two_nodes_pause_a_failing_schedule_once() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     ended(make_schedule(auto_pause_after=1), "failed")
     at_once(2, sweep)
     assert AuditEntry.objects.filter(verb="pause").count() == 1
 
 
+@pytest.mark.databases("postgresql", "mysql")  # SQLite has one writer at a time
 @pytest.mark.django_db(transaction=True)
 def test_a_pause_that_was_begun_anew_while_the_sweep_waited_is_not_undone() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     schedule = paused()
     Schedule.objects.update(paused_until=database_now() - timedelta(seconds=1))
     sweeping = threading.Thread(target=at_once, args=(1, sweep))

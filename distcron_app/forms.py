@@ -29,7 +29,7 @@ from distcron_app.arguments import MASK
 from distcron_app.errors import TimetableError, UnknownJob
 from distcron_app.filters import InstantInput, UntilField
 from distcron_app.locks import level_names
-from distcron_app.models import AuditEntry, Schedule
+from distcron_app.models import POLICY_FIELDS, AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
 from distcron_app.timetable.zones import zone
 
@@ -88,32 +88,6 @@ _DEFAULTED = (
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")
-# What the schedule does when things do not go as planned.
-POLICY_FIELDS = (
-    "overlap",
-    "max_active",
-    "max_queued",
-    "misfire",
-    "misfire_grace_seconds",
-    "catchup_window_seconds",
-    "catchup_max",
-    "catchup_per_minute",
-    "start_deadline_seconds",
-    "max_attempts",
-    "backoff",
-    "backoff_delays",
-    "backoff_longest_seconds",
-    "backoff_jitter",
-    "retry_on",
-    "give_up_on",
-    "retry_stops_at_next",
-    "on_resume",
-    "auto_pause_after",
-    "auto_pause_minutes",
-    "keep_days",
-    "keep_succeeded",
-    "keep_failed",
-)
 _LEVEL_LABELS = {
     "standard": gettext_lazy("standard: goes on without its lock, since the database decides"),
     "quorum": gettext_lazy("quorum: most of the Redis instances, else it waits"),
@@ -251,7 +225,6 @@ class ScheduleForm(TimingForm):
             *TIMING_FIELDS,
             "delivery",
             *POLICY_FIELDS,
-            "lock_level",
             "notes",
         ]
         widgets = TimingForm.Meta.widgets | {

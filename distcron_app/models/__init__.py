@@ -20,6 +20,7 @@ from distcron_app.models.calendars import (
 )
 from distcron_app.models.maintenance import Maintenance
 from distcron_app.models.nodes import Node
+from distcron_app.models.policies import POLICY_FIELDS, is_exclusive
 from distcron_app.models.runs import Attempt, Run, RunDay, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
     PERSON_FIELDS,
@@ -27,13 +28,13 @@ from distcron_app.models.schedules import (
     TIMETABLE_FIELDS,
     Schedule,
     ScheduleQuerySet,
-    is_exclusive,
     timetable_of,
 )
 
 __all__ = [
     "PERSON_FIELDS",
     "PLANNING_FIELDS",
+    "POLICY_FIELDS",
     "TIMETABLE_FIELDS",
     "Attempt",
     "AuditEntry",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Collection, Mapping
 from datetime import datetime, time, timedelta
 from typing import Any
@@ -17,13 +16,12 @@ from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
 from distcron_app.clock import utc_now
-from distcron_app.conf import STANDARD
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.locks import level_problem
 from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
+from distcron_app.models.policies import POLICY_FIELDS, Policies
 from distcron_app.timetable import (
-    DEFAULT_CATCHUP_MAX,
     MAX_TEXT,
     Timetable,
     build,
@@ -42,7 +40,6 @@ __all__ = [
     "TIMETABLE_FIELDS",
     "Schedule",
     "ScheduleQuerySet",
-    "is_exclusive",
     "timetable_of",
 ]
 
@@ -144,7 +141,7 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return super().update(**values)
 
 
-class Schedule(models.Model):
+class Schedule(Policies):
     """One row that says which job runs when, with which arguments and policies."""
 
     class State(models.TextChoices):
@@ -185,32 +182,6 @@ class Schedule(models.Model):
     class Delivery(models.TextChoices):
         AT_MOST_ONCE = "at_most_once", _("at most once: never started twice, may be lost")
         AT_LEAST_ONCE = "at_least_once", _("at least once: run again after a crash")
-
-    class Overlap(models.TextChoices):
-        SKIP = "skip", _("skip the new one")
-        QUEUE_ONE = "queue_one", _("let one wait, skip the others")
-        QUEUE_ALL = "queue_all", _("let them wait, in order")
-        REPLACE = "replace", _("stop the old one, then start the new one")
-        ALLOW = "allow", _("run them side by side")
-
-    class Misfire(models.TextChoices):
-        RUN_LATEST = "run_latest", _("run the newest, fold the others into it")
-        RUN_ALL = "run_all", _("run all, the oldest first")
-        SKIP = "skip", _("run none of them")
-
-    class OnResume(models.TextChoices):
-        FROM_NOW = "from_now", _("go on from now: none of them runs")
-        MISFIRE = "misfire", _("decide as after an outage")
-
-    class Backoff(models.TextChoices):
-        EXPONENTIAL = "exponential", _("twice as long each time")
-        FIXED = "fixed", _("the same each time")
-        LIST = "list", _("one after the other, as listed")
-
-    class Jitter(models.TextChoices):
-        FULL = "full", _("anything from 0 to it")
-        EQUAL = "equal", _("a half of it to all of it")
-        NONE = "none", _("exactly it")
 
     key = models.SlugField(
         _("key"),
@@ -316,149 +287,6 @@ class Schedule(models.Model):
             "What a crash in the middle means. At most once: the run is shown as lost and a "
             "person decides. At least once: it runs again, so the job must be idempotent."
         ),
-    )
-    overlap = models.CharField(
-        _("while a run is still active"),
-        max_length=10,
-        choices=Overlap,
-        default=Overlap.SKIP,
-        help_text=_("What becomes of an occurrence that is due while an earlier one still runs."),
-    )
-    max_active = models.PositiveSmallIntegerField(
-        _("active runs at most"),
-        null=True,
-        blank=True,
-        help_text=_("Empty: one, and no limit where runs may be side by side."),
-    )
-    max_queued = models.PositiveSmallIntegerField(
-        _("waiting runs at most"),
-        default=100,
-        help_text=_("Where they wait in order; what comes beyond is skipped."),
-    )
-    misfire = models.CharField(
-        _("occurrences that are late"),
-        max_length=10,
-        choices=Misfire,
-        default=Misfire.RUN_LATEST,
-        help_text=_("What to do after an outage. Each one leaves a row, or a span of them one."),
-    )
-    misfire_grace_seconds = models.PositiveIntegerField(
-        _("late after (seconds)"),
-        null=True,
-        blank=True,
-        help_text=_("How late is too late; empty takes the project's setting."),
-    )
-    catchup_window_seconds = models.PositiveIntegerField(
-        _("look back (seconds)"),
-        null=True,
-        blank=True,
-        help_text=_(
-            "Late ones older than this never run. Empty: the period of the timetable, at least "
-            "5 minutes and at most 24 hours."
-        ),
-    )
-    catchup_max = models.PositiveSmallIntegerField(
-        _("run at most"),
-        default=DEFAULT_CATCHUP_MAX,
-        help_text=_("Of the late ones, the newest so many, where all are run."),
-    )
-    catchup_per_minute = models.PositiveSmallIntegerField(
-        _("at most in a minute"),
-        null=True,
-        blank=True,
-        help_text=_("Empty: each as soon as the one before has ended."),
-    )
-    start_deadline_seconds = models.PositiveIntegerField(
-        _("start within (seconds)"),
-        null=True,
-        blank=True,
-        help_text=_("A run that could not start within this after its instant is skipped."),
-    )
-    max_attempts = models.PositiveSmallIntegerField(
-        _("attempts at most"),
-        default=1,
-        help_text=_("How often a job that raises an error is tried. 1: no second time."),
-    )
-    backoff = models.CharField(
-        _("pause before the next"), max_length=12, choices=Backoff, default=Backoff.EXPONENTIAL
-    )
-    backoff_delays = models.CharField(
-        _("pause (seconds)"),
-        max_length=200,
-        default="10",
-        help_text=_("One number, or several where they are listed: 10, 60, 300."),
-    )
-    backoff_longest_seconds = models.PositiveIntegerField(
-        _("longest pause (seconds)"), default=3600
-    )
-    backoff_jitter = models.CharField(
-        _("the pause is"),
-        max_length=5,
-        choices=Jitter,
-        default=Jitter.FULL,
-        help_text=_("Chance keeps jobs that failed together from trying again together."),
-    )
-    retry_on = models.TextField(
-        _("errors that are tried again"),
-        blank=True,
-        help_text=_("Dotted names of exceptions, one in each line. Empty: all of them."),
-    )
-    give_up_on = models.TextField(
-        _("errors that are final"),
-        blank=True,
-        help_text=_("Dotted names of exceptions, one in each line."),
-    )
-    retry_stops_at_next = models.BooleanField(
-        _("no attempt past the next occurrence"), default=False
-    )
-    on_resume = models.CharField(
-        _("instants of a pause"),
-        max_length=10,
-        choices=OnResume,
-        default=OnResume.FROM_NOW,
-        help_text=_("What becomes of them when the schedule is resumed."),
-    )
-    auto_pause_after = models.PositiveSmallIntegerField(
-        _("pause after failures in a row"),
-        null=True,
-        blank=True,
-        help_text=_(
-            "So many runs of the timetable that failed or were lost, one after the other, each "
-            "with all its attempts. Empty: never."
-        ),
-    )
-    auto_pause_minutes = models.PositiveIntegerField(
-        _("then resume after (minutes)"),
-        null=True,
-        blank=True,
-        help_text=_("Empty: it stays paused until somebody resumes it."),
-    )
-    lock_level = models.CharField(
-        _("lock level"),
-        max_length=20,
-        default=STANDARD,
-        help_text=_(
-            "Which lock keeps other nodes away while it runs. Standard goes on without Redis, "
-            "since the database decides; the others stop until their lock can be had again."
-        ),
-    )
-    keep_days = models.PositiveIntegerField(
-        _("keep runs (days)"),
-        null=True,
-        blank=True,
-        help_text=_("Older ones are deleted. Empty: the project's setting. 0: no limit."),
-    )
-    keep_succeeded = models.PositiveIntegerField(
-        _("keep at most"),
-        null=True,
-        blank=True,
-        help_text=_("Runs that succeeded, were skipped or cancelled; empty and 0 as before."),
-    )
-    keep_failed = models.PositiveIntegerField(
-        _("keep failed at most"),
-        null=True,
-        blank=True,
-        help_text=_("Runs that failed or are lost; empty and 0 as before."),
     )
     notes = models.TextField(_("notes"), blank=True)
 
@@ -581,51 +409,9 @@ class Schedule(models.Model):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) == 0:
-                problems[name] = [_("At least 1, or empty.")]
-        for name, most in _AT_MOST.items():
-            if (getattr(self, name) or 0) > most:
-                problems[name] = [_("At most %(most)d, or empty.") % {"most": most}]
-        if self.auto_pause_minutes and not self.auto_pause_after:
-            problems["auto_pause_minutes"] = [
-                _("Is for a pause after failures. Say after how many.")
-            ]
-        try:
-            delays = self.delays()
-        except ValueError:
-            message = _("Write numbers from 0 to %(most)d, such as 10 or 10, 60, 300.")
-            problems["backoff_delays"] = [message % {"most": _LONGEST_BACKOFF_SECONDS}]
-        else:
-            if len(delays) > 1 and self.backoff != self.Backoff.LIST:
-                problems["backoff_delays"] = [_("Several pauses are for the choice “as listed”.")]
-        for name, most in _KEEP_AT_MOST.items():
-            if (getattr(self, name) or 0) > most:
-                problems[name] = [_("At most %(most)d; 0 is no limit.") % {"most": most}]
-        for name in ("retry_on", "give_up_on"):
-            wrong = [each for each in getattr(self, name).split() if not _DOTTED.fullmatch(each)]
-            if wrong:
-                message = _("%(wrong)r is no dotted name, such as builtins.TimeoutError.")
-                problems[name] = [message % {"wrong": wrong[0]}]
-        problem = level_problem(self.lock_level)
-        if problem:
-            problems["lock_level"] = [problem]
+        problems |= self.policy_problems()
         if problems:
             raise ValidationError(problems)
-
-    @property
-    def active_limit(self) -> int | None:
-        """Return how many runs may be active at once; None means any number."""
-        if self.max_active is None and self.overlap == self.Overlap.ALLOW:
-            return None
-        return self.max_active or 1
-
-    def delays(self) -> tuple[float, ...]:
-        """Return the pauses between attempts in seconds. Raise ValueError for other text."""
-        delays = tuple(float(part) for part in self.backoff_delays.replace(",", " ").split())
-        if not delays or not all(0 <= delay <= _LONGEST_BACKOFF_SECONDS for delay in delays):
-            raise ValueError(self.backoff_delays)
-        return delays
 
     def timetable(self) -> Timetable:
         """Return what names the instants. Raise TimetableError for the field that is wrong.
@@ -767,22 +553,6 @@ class Schedule(models.Model):
 
 _TICK = timedelta(microseconds=1)
 _DECIDED_LATER = Schedule.OnResume.MISFIRE
-_LONGEST_BACKOFF_SECONDS = 30 * 86_400
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-# Numbers of which 0 would mean never.
-_AT_LEAST_ONE = (
-    "max_active",
-    "max_attempts",
-    "misfire_grace_seconds",
-    "catchup_max",
-    "catchup_per_minute",
-    "start_deadline_seconds",
-    "auto_pause_after",
-    "auto_pause_minutes",
-)
-# As for the project's settings of the same names.
-_KEEP_AT_MOST = {"keep_days": 36_500, "keep_succeeded": 10_000_000, "keep_failed": 10_000_000}
-_AT_MOST = {"auto_pause_after": 100, "auto_pause_minutes": 525_600}
 # What a timetable is built from; see timetable_of.
 TIMETABLE_FIELDS = (
     "kind",
@@ -825,30 +595,7 @@ PERSON_FIELDS = (
     "spread_by",
     "spread_key",
     "delivery",
-    "overlap",
-    "max_active",
-    "max_queued",
-    "misfire",
-    "misfire_grace_seconds",
-    "catchup_window_seconds",
-    "catchup_max",
-    "catchup_per_minute",
-    "start_deadline_seconds",
-    "max_attempts",
-    "backoff",
-    "backoff_delays",
-    "backoff_longest_seconds",
-    "backoff_jitter",
-    "retry_on",
-    "give_up_on",
-    "retry_stops_at_next",
-    "on_resume",
-    "auto_pause_after",
-    "auto_pause_minutes",
-    "lock_level",
-    "keep_days",
-    "keep_succeeded",
-    "keep_failed",
+    *POLICY_FIELDS,
     "notes",
     "state",
     "state_reason",
@@ -870,11 +617,6 @@ PLAN_FIELDS = frozenset(
 )
 # Where timetable.build names a parameter that is two columns here.
 _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
-
-
-def is_exclusive(overlap: str, max_active: int | None) -> bool:
-    """Return True for a schedule of which one run at most is active at a time."""
-    return max_active == 1 or (max_active is None and overlap != Schedule.Overlap.ALLOW)
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:

@@ -8,6 +8,8 @@ import pytest
 from django.db import connection
 from django.utils import translation
 
+from distcron_app.locks import close_backends
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of something that the database at hand does not have."""
@@ -20,6 +22,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _belongs_here(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("databases")
     return marker is None or connection.vendor in marker.args
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_session_left_open(django_db_setup: None) -> Iterator[None]:
+    """End the sessions that hold database locks, or the test database cannot be dropped."""
+    yield
+    close_backends()
 
 
 @pytest.fixture(autouse=True)

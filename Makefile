@@ -48,7 +48,7 @@ test: $(VENV)/.installed ## everything but the slowest system tests and the brow
 	@$(WITH_SERVICES) $(MAKE) --no-print-directory test-all
 
 test-all: lint migrations test-unit test-integration
-	@$(MAKE) --no-print-directory test-system SYSTEM_TESTS="$(SYSTEM_SUBSET)"
+	@$(MAKE) --no-print-directory test-system SYSTEM_TESTS="$(PARALLEL) $(SYSTEM_SUBSET)"
 	@$(MAKE) --no-print-directory test-newest
 
 lint: $(VENV)/.installed ## ruff and mypy

@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.chains import follow, waits_for
 from distcron_app.lifecycle.retries import decide, retry_policy
 from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
 from distcron_app.models import Attempt, Node, Run, RunOutput, ended_attempt
@@ -95,7 +96,11 @@ FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::
      AS p(id, fencing_token, owner_token, state, reason, result, error, finished_at)
 WHERE r.id = p.id AND r.state IN ('running', 'lost') AND r.fencing_token = p.fencing_token
   AND r.owner_token = p.owner_token
-RETURNING r.id, r.late
+RETURNING r.id, r.late,
+          -- Whether other schedules follow this end.
+          p.state IN ('succeeded', 'failed') AND EXISTS (
+            SELECT 1 FROM distcron_chainlink l
+            WHERE l.schedule_id = r.schedule_id AND l.event = p.state)
 """
 
 
@@ -112,11 +117,12 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
     with transaction.atomic():
         retried = _retry([report for report in reports if report.failure is not None])
         final = [report for report in reports if report.run_id not in retried]
-        late_by_id = (
+        late_by_id, followed = (
             _finish_postgres(final)
             if connection.vendor == "postgresql"
             else _finish_portable(final)
         )
+        follow(followed)
         taken = late_by_id.keys() | retried.keys()
         _store_text([report for report in reports if report.run_id in taken])
         rejected = [report for report in final if report.run_id not in late_by_id]
@@ -197,7 +203,8 @@ def note_lease_lost(causes: Mapping[int, str], tokens: Mapping[int, tuple[int, s
             Run.objects.bulk_update(rows, ["details"])
 
 
-def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
+def _finish_postgres(reports: Sequence[Finished]) -> tuple[dict[int, bool], list[int]]:
+    """Return whether each run was late, and the runs whose end other schedules follow."""
     with connection.cursor() as cursor:
         cursor.execute(
             _FINISH_SQL,
@@ -212,7 +219,11 @@ def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
                 [report.finished_at for report in reports],
             ],
         )
-        return dict(cursor.fetchall())
+        rows = cursor.fetchall()
+    return (
+        {run_id: late for run_id, late, _is_followed in rows},
+        [run_id for run_id, _late, is_followed in rows if is_followed],
+    )
 
 
 # What _retry changes of a run.
@@ -233,11 +244,14 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, cls=DjangoJSONEncoder)
 
 
-def _finish_portable(reports: Sequence[Finished]) -> dict[int, bool]:
+def _finish_portable(reports: Sequence[Finished]) -> tuple[dict[int, bool], list[int]]:
+    """As ``_finish_postgres``."""
     by_id = {report.run_id: report for report in reports}
     tokens = {pk: (report.fencing_token, report.owner_token) for pk, report in by_id.items()}
     owned = _lock_owned(tokens, ["running", "lost"])
-    rows = list(Run.objects.filter(pk__in=owned).order_by("pk"))
+    rows: list[Any] = list(
+        Run.objects.filter(pk__in=owned).annotate(is_followed=waits_for("schedule")).order_by("pk")
+    )
     for run in rows:
         report = by_id[run.pk]
         run.late = run.state == Run.State.LOST
@@ -252,7 +266,7 @@ def _finish_portable(reports: Sequence[Finished]) -> dict[int, bool]:
             ["state", "reason", "result", "error", "finished_at", "late", "progress_percent"],
             batch_size=200,
         )
-    return {run.pk: run.late for run in rows}
+    return {run.pk: run.late for run in rows}, [run.pk for run in rows if run.is_followed]
 
 
 def _lock_owned(tokens: Mapping[int, tuple[int, str]], states: list[str]) -> list[int]:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -117,22 +117,22 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
     with transaction.atomic():
         retried = _retry([report for report in reports if report.failure is not None])
         final = [report for report in reports if report.run_id not in retried]
-        late_by_id, followed = (
+        settled = (
             _finish_postgres(final)
             if connection.vendor == "postgresql"
             else _finish_portable(final)
         )
-        follow(followed)
-        taken = late_by_id.keys() | retried.keys()
+        follow([run_id for run_id, each in settled.items() if each.is_followed])
+        taken = settled.keys() | retried.keys()
         _store_text([report for report in reports if report.run_id in taken])
-        rejected = [report for report in final if report.run_id not in late_by_id]
+        rejected = [report for report in final if report.run_id not in settled]
         for report in rejected:
             Attempt.objects.filter(
                 run=report.run_id, fencing_token=report.fencing_token, late_at=None
             ).update(late_state=report.state, late_at=DatabaseNow())
     return FinishResult(
-        accepted=frozenset(late_by_id),
-        late=frozenset(run_id for run_id, late in late_by_id.items() if late),
+        accepted=frozenset(settled),
+        late=frozenset(run_id for run_id, each in settled.items() if each.is_late),
         rejected=frozenset(report.run_id for report in rejected),
         retried=retried,
     )
@@ -203,8 +203,14 @@ def note_lease_lost(causes: Mapping[int, str], tokens: Mapping[int, tuple[int, s
             Run.objects.bulk_update(rows, ["details"])
 
 
-def _finish_postgres(reports: Sequence[Finished]) -> tuple[dict[int, bool], list[int]]:
-    """Return whether each run was late, and the runs whose end other schedules follow."""
+class _Settled(NamedTuple):
+    """A report that was taken: did it settle a lost run, and do other schedules follow it?"""
+
+    is_late: bool
+    is_followed: bool
+
+
+def _finish_postgres(reports: Sequence[Finished]) -> dict[int, _Settled]:
     with connection.cursor() as cursor:
         cursor.execute(
             _FINISH_SQL,
@@ -219,11 +225,7 @@ def _finish_postgres(reports: Sequence[Finished]) -> tuple[dict[int, bool], list
                 [report.finished_at for report in reports],
             ],
         )
-        rows = cursor.fetchall()
-    return (
-        {run_id: late for run_id, late, _is_followed in rows},
-        [run_id for run_id, _late, is_followed in rows if is_followed],
-    )
+        return {run_id: _Settled(*found) for run_id, *found in cursor.fetchall()}
 
 
 # What _retry changes of a run.
@@ -244,8 +246,7 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, cls=DjangoJSONEncoder)
 
 
-def _finish_portable(reports: Sequence[Finished]) -> tuple[dict[int, bool], list[int]]:
-    """As ``_finish_postgres``."""
+def _finish_portable(reports: Sequence[Finished]) -> dict[int, _Settled]:
     by_id = {report.run_id: report for report in reports}
     tokens = {pk: (report.fencing_token, report.owner_token) for pk, report in by_id.items()}
     owned = _lock_owned(tokens, ["running", "lost"])
@@ -266,7 +267,7 @@ def _finish_portable(reports: Sequence[Finished]) -> tuple[dict[int, bool], list
             ["state", "reason", "result", "error", "finished_at", "late", "progress_percent"],
             batch_size=200,
         )
-    return {run.pk: run.late for run in rows}, [run.pk for run in rows if run.is_followed]
+    return {run.pk: _Settled(run.late, run.is_followed) for run in rows}
 
 
 def _lock_owned(tokens: Mapping[int, tuple[int, str]], states: list[str]) -> list[int]:

@@ -216,7 +216,7 @@ class ChainCycle(DistcronError):
     """A link would let a schedule start itself in the end; ``keys`` is the way there and back."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        text = _("This closes a cycle: %(way)s. Remove one of these links first.")
+        text = _("This closes a cycle: %(way)s. Choose another schedule, or remove another link.")
         super().__init__(text % {"way": " → ".join(keys)})
         self.keys = tuple(keys)
 

@@ -607,7 +607,7 @@ class TestCycles:
             link(a, "failed", b)
         assert caught.value.keys == ("a", "b", "c", "a")
         assert str(caught.value) == (
-            "This closes a cycle: a → b → c → a. Remove one of these links first."
+            "This closes a cycle: a → b → c → a. Choose another schedule, or remove another link."
         )
         with pytest.raises(ValidationError, match="a → b → c → a"):
             ChainLink(schedule=a, event="failed", follower=b).full_clean()

@@ -339,6 +339,7 @@ class Cluster:
             "retry_stops_at_next": False,
             "on_resume": "from_now",
             "notes": "",
+            "defined_in": "",
             "state": "active",
             "state_reason": "",
             "state_by": "",

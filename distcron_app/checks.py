@@ -1,7 +1,7 @@
 """System checks of distcron; none of them needs a network.
 
 Ids: E00x settings, W00x project settings, E01x and W01x the lock alias,
-E02x the lock levels.
+E02x the lock levels, E03x the schedules in code (in ``sync``).
 """
 
 from __future__ import annotations

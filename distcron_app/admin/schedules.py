@@ -180,13 +180,15 @@ class ScheduleAdmin(_ScheduleAdmin):
         arguments = "arguments" if self._may_edit(request, obj) else "arguments_shown"
         what = ["name", "key", "job", arguments]
         more = [*_MORE]
+        when = None
         if self._may_edit(request, obj):
             more += ["seen_version"]
+            when = _WHEN
         fieldsets: list[Any] = [
             (gettext_lazy("What"), {"fields": what}),
             (
                 gettext_lazy("When"),
-                {"fields": [*_RULE], "description": _WHEN, "classes": [WHEN_CLASS]},
+                {"fields": [*_RULE], "description": when, "classes": [WHEN_CLASS]},
             ),
             *(
                 (heading, {"fields": fields, "classes": ["collapse"]})

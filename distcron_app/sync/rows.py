@@ -187,7 +187,7 @@ class _Steps:
         assert row is not None  # noqa: S101 - what cannot be used is not written
         row.defined_in = wanted.job.source
         row.save()
-        self._record(row, "add", None, audit.snapshot(row), _("Defined in %s.") % row.defined_in)
+        self._record(row, "add", None, audit.snapshot(row), _("Defined in %s") % row.defined_in)
 
     def _change(self, stored: Schedule, wanted: Wanted, changed: Sequence[str]) -> None:
         before = audit.snapshot(stored)
@@ -197,16 +197,16 @@ class _Steps:
         stored.defined_in, stored.left_code_at = wanted.job.source, None
         stored.save(update_fields=_FIELDS)
         old, new = audit.changes(before, audit.snapshot(stored))
-        self._record(stored, "change", old, new, _("Defined in %s.") % stored.defined_in)
+        self._record(stored, "change", old, new, _("Defined in %s") % stored.defined_in)
         if goes_on:
-            reason = _("Defined in code again, in %s.") % stored.defined_in
+            reason = _("Defined in code again, in %s") % stored.defined_in
             operations.resume([stored], reason=reason, via="code", **self._who())
 
     def _drop_locked(self, seen: Schedule) -> None:
         row = _locked(pk=seen.pk)
         if row is None or not row.is_in_code or row.key != seen.key:
             return  # somebody else was here first
-        reason = _("No longer defined in code (was %s).") % row.defined_in
+        reason = _("No longer defined in code (was %s)") % row.defined_in
         done = operations.pause(
             [row],
             reason=reason,

@@ -15,7 +15,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from distcron_app import registry
+from distcron_app import conf, registry
 from distcron_app.definitions import default_key, key_in_words
 from distcron_app.errors import InvalidArguments, TimetableError
 from distcron_app.models import DEFINED_FIELDS, Calendar, Schedule
@@ -76,6 +76,8 @@ def defined_keys() -> set[str]:
 @register("distcron")
 def check_definitions(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Refuse schedules in code that no sync could make rows of; asks no database."""
+    if conf.problems():
+        return []  # they are errors of their own, and lock levels are read from the settings
     return [
         Error(
             _("Schedule %(key)r: %(field)s: %(problem)s")

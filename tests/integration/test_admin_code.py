@@ -194,7 +194,7 @@ def test_the_page_of_what_left_the_code_says_since_when(code: Code, admin: Clien
     synced()
     page = admin.get(row().get_absolute_url()).text
     assert "<code>shop.jobs:42</code><span" in page
-    assert "No longer defined in code (was shop.jobs:42)." in page
+    assert "No longer defined in code (was shop.jobs:42)" in page
     make_schedule(key="mine")
     other = Schedule.objects.get(key="mine")
     assert "Defined in code" not in admin.get(other.get_absolute_url()).text

@@ -64,7 +64,7 @@ def test_a_definition_becomes_a_row_that_is_planned_from_now(code: Code) -> None
     assert (found.arguments, found.name) == ({"batch": 5}, "Shop close books")
     assert (found.defined_in, found.is_in_code, found.state) == ("shop.jobs:42", True, "active")
     assert found.next_run_at is not None and now < found.next_run_at <= now + timedelta(days=1)
-    assert audit() == [("add", "cli:deploy", "Defined in shop.jobs:42.")]
+    assert audit() == [("add", "cli:deploy", "Defined in shop.jobs:42")]
 
 
 def test_a_row_that_differs_in_nothing_is_not_written(code: Code) -> None:
@@ -216,9 +216,9 @@ def test_what_left_the_code_is_paused_and_kept(code: Code) -> None:
 
     found = row()
     assert (found.state, found.state_by, found.next_run_at) == ("paused", "cli:deploy", None)
-    assert found.state_reason == "No longer defined in code (was shop.jobs:42)."
+    assert found.state_reason == "No longer defined in code (was shop.jobs:42)"
     assert not found.is_in_code
-    assert audit()[1:] == [("pause", "cli:deploy", "No longer defined in code (was shop.jobs:42).")]
+    assert audit()[1:] == [("pause", "cli:deploy", "No longer defined in code (was shop.jobs:42)")]
     assert outcomes(synced()) == {}
     assert len(audit()) == 2
 
@@ -248,7 +248,7 @@ def test_a_finished_schedule_that_leaves_stays_finished(code: Code) -> None:
     code.drop()
     synced()
     assert (row().state, row().is_in_code) == ("exhausted", False)
-    assert audit()[-1] == ("change", "cli:deploy", "No longer defined in code (was shop.jobs:42).")
+    assert audit()[-1] == ("change", "cli:deploy", "No longer defined in code (was shop.jobs:42)")
 
 
 def test_a_person_may_resume_what_left_the_code_and_no_sync_pauses_it_again(code: Code) -> None:

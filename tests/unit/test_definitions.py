@@ -223,6 +223,13 @@ def test_the_check_finds_nothing_in_what_can_be_used(code: Code) -> None:
     assert problem_of(cron("0 2 * * *", calendar="holidays"), every(5, key="often")) == []
 
 
+def test_the_check_leaves_settings_that_cannot_be_used_to_their_own_error(
+    code: Code, settings: Any
+) -> None:
+    settings.DISTCRON = {"THREDS": 3}
+    assert problem_of(cron("0 25 * * *")) == []
+
+
 def test_two_definitions_need_two_keys(code: Code) -> None:
     ((code_id, _place, message),) = problem_of(cron("0 2 * * *"), every(5), every(6, key="six"))
     assert code_id == "distcron.E031"

@@ -103,6 +103,12 @@ def test_an_import_in_a_function_is_seen() -> None:
     assert list(imports(Source("errors", "errors", tree))) == ["scheduler"]
 
 
+def test_no_node_syncs_what_code_defines() -> None:
+    """One with older code would undo, when it starts, what newer code asked for."""
+    users = {source.unit for source in sources() if "sync" in imports(source)}
+    assert users - {"sync"} == {"apps", "cli"}
+
+
 def test_croniter_is_used_by_the_time_modules_alone() -> None:
     users = {
         source.unit

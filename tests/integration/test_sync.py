@@ -277,7 +277,10 @@ def test_a_pause_with_an_end_does_not_end_after_the_schedule_left_the_code(code:
         paused_until=database_now() - timedelta(seconds=1), state_at=row().state_at
     )
 
+    assert list(Schedule.objects.pause_over()) == []
     assert maintenance._resume_over() == ()
+    # As a sweep sees it that read the row before it left the code.
+    assert not maintenance._is_over(row(), database_now())
     assert row().state == "paused"
     code.define(DAILY)
     synced()
@@ -461,6 +464,13 @@ def test_the_setting_keeps_migrate_from_syncing(code: Code, settings: Any) -> No
     settings.DISTCRON = {**settings.DISTCRON, "SYNC_ON_MIGRATE": False}
     code.define(DAILY)
     migrated()
+    assert Schedule.objects.count() == 0
+
+
+def test_a_migration_of_another_database_syncs_nothing(code: Code, settings: Any) -> None:
+    settings.DISTCRON = {**settings.DISTCRON, "SYNC_ON_MIGRATE": True}
+    code.define(DAILY)
+    sync.sync_after_migrate(using="ledger", verbosity=1)
     assert Schedule.objects.count() == 0
 
 

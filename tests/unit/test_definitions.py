@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distcron_app import cron, every, job, once, registry
 from distcron_app.definitions import Definition, Options, default_key
-from distcron_app.models import DEFINED_FIELDS, TIMETABLE_FIELDS, Schedule
+from distcron_app.models import DEFINED_FIELDS, POLICY_FIELDS, TIMETABLE_FIELDS, Schedule
 from distcron_app.sync import check_definitions, defined_keys
 from distcron_app.sync.wanted import all_wanted
 from tests.code import Code
 
 NOON = datetime.fromisoformat("2027-01-04T12:00")  # naive, as a wall clock shows it
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "code-schedules.md").read_text()
 CALLED: list[Any] = [cron, every, once]
 
 
@@ -241,3 +244,21 @@ def test_the_values_of_all_definitions_are_checked_at_once(code: Code) -> None:
     found = problem_of(cron("bad", overlap="x", max_active="y"), every(0, key="often"))  # type: ignore[arg-type]
     fields = [message.split(": ")[1] for _id, _place, message in found]
     assert fields == ["interval_seconds", "overlap", "max_active"]
+
+
+# --- the page ---------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_can_be_used(code: Code) -> None:
+    example = re.search(r"```python\n# billing/jobs.py\n(.*?)```", PAGE, re.DOTALL)
+    assert example
+    exec(example[1], {"__name__": "billing.jobs"})
+    assert check_definitions(None) == []
+    keys = {"billing-close-invoices", "billing-sync-orders", "orders-month-end"}
+    assert defined_keys() == keys
+
+
+def test_the_page_names_every_keyword_that_is_no_policy() -> None:
+    paragraph = PAGE[PAGE.index("All of them take") : PAGE.index("What is left out")]
+    named = set(re.findall(r"`(\w+)`", paragraph))
+    assert named == set(Options.__annotations__) - set(POLICY_FIELDS) | {"lock_level"}

@@ -73,6 +73,16 @@ class Options(TypedDict, total=False):
     on_resume: str
     auto_pause_after: int | None
     auto_pause_minutes: int | None
+    run_timeout_seconds: int | None
+    total_timeout_seconds: int | None
+    kill_grace_seconds: int
+    retry_on_timeout: bool
+    isolation: str
+    memory_limit_mb: int | None
+    max_recoveries: int
+    concurrency_key: str
+    queue: str
+    priority: int
     lock_level: str
     keep_days: int | None
     keep_succeeded: int | None

@@ -102,12 +102,12 @@ def sync(author: Author, *, adopt: Collection[str] = (), dry_run: bool = False) 
     differs; each row that does costs one short transaction.
     """
     wanted = all_wanted({calendar.name: calendar for calendar in Calendar.objects.all()})
-    keys = [each.key for each in wanted]
+    keys = {each.key for each in wanted}
     stored = Schedule.objects.in_bulk(keys, field_name="key")
     dropped = [
         row
         for row in Schedule.objects.from_code().filter(left_code_at=None).order_by("key")
-        if row.key not in set(keys)
+        if row.key not in keys
     ]
     steps = _Steps(author=author, adopt=frozenset(adopt), is_dry=dry_run)
     entries = [steps.bring(each, stored.get(each.key)) for each in wanted]

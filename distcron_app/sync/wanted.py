@@ -9,13 +9,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from django.apps import AppConfig
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, register
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from distcron_app import conf, registry
+from distcron_app.checks import definition_problem
 from distcron_app.definitions import default_key, key_in_words
 from distcron_app.errors import InvalidArguments, TimetableError
 from distcron_app.models import DEFINED_FIELDS, Calendar, Schedule
@@ -79,7 +80,7 @@ def check_definitions(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     if conf.problems():
         return []  # they are errors of their own, and lock levels are read from the settings
     return [
-        Error(
+        definition_problem(
             _("Schedule %(key)r: %(field)s: %(problem)s")
             % {"key": wanted.key, "field": field, "problem": problem},
             hint=_("A sync leaves it out until the code is mended."),

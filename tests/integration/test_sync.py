@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from django.apps import apps
-from django.core.management import call_command
+from django.core.management import call_command, load_command_class
+from django.core.management.base import OutputWrapper
 from django.core.management.sql import emit_post_migrate_signal
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -492,3 +493,15 @@ def test_a_wrong_schedule_in_code_is_an_error_of_check(code: Code) -> None:
     assert "shop.jobs:42: (distcron.E030) Schedule 'shop-close-books': cron: Hour '25'" in str(
         caught.value
     )
+
+
+def test_a_wrong_schedule_in_code_is_a_warning_to_a_node_that_starts(code: Code) -> None:
+    code.define(cron("0 25 * * *"))
+    err = io.StringIO()
+    node = load_command_class("distcron_app", "runscheduler")
+    node.stderr = OutputWrapper(err)
+
+    node.check()
+
+    assert "WARNINGS:" in err.getvalue()
+    assert "shop.jobs:42: (distcron.E030) Schedule 'shop-close-books': cron: " in err.getvalue()

@@ -36,9 +36,10 @@ def sync_after_migrate(
     report = sync(Author(actor=_ACTOR))
     out = stdout or sys.stdout
     if verbosity >= 1 and report.has("created", "changed", "returned", "left"):
-        out.write(_("  Schedules in code: %s.\n") % report.in_words())
+        message = _("Schedules in code: %s.") % report.in_words()
+        out.write(f"  {message}\n")
     for problem in report.problems:
-        sys.stderr.write(_("warning: %s\n") % problem)
+        sys.stderr.write(f"warning: {problem}\n")
 
 
 def _is_up_to_date(using: str) -> bool:

@@ -123,6 +123,8 @@ class LinkInline(_Inline):
         return self._may_edit(request, obj)
 
     def _may_edit(self, request: HttpRequest, obj: Schedule | None) -> bool:
+        if obj is not None and obj.is_in_code:
+            return False
         verb = "add" if obj is None else "change"
         return request.user.has_perm(f"distcron.{verb}_schedule")
 

@@ -146,6 +146,16 @@ class TestTheForm:
         assert any(text.startswith(problem) for text in errors(answer)), errors(answer)
         assert links() == [("b", "failed", "a")]
 
+    def test_the_links_of_a_schedule_in_code_are_shown_and_not_edited(self) -> None:
+        client, a, b = signed_in(*EDITS, RUNS), manual(key="a"), manual(key="b")
+        ChainLink.objects.create(schedule=a, event="failed", follower=b)
+        Schedule.objects.filter(pk=a.pk).update(defined_in="shop.jobs:1")
+        page = client.get(reverse("admin:distcron_schedule_change", args=[a.pk])).text
+        assert "has failed or is lost" in page
+        assert 'name="links-0-follower"' not in page
+        post(client, a, {"event": "succeeded", "follower": "b"})
+        assert links() == [("a", "failed", "b")]
+
     def test_a_form_without_links_keeps_them(self) -> None:
         client, a, b = signed_in(*EDITS), manual(key="a"), manual(key="b")
         ChainLink.objects.create(schedule=a, event="failed", follower=b)

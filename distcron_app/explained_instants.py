@@ -18,15 +18,12 @@ from distcron_app.conf import get_config
 from distcron_app.errors import ConfigurationError, TimetableError
 from distcron_app.explanations import explain, inert, node_label
 from distcron_app.history import Membership, membership
-from distcron_app.instants import parse_wall
 from distcron_app.locks import get_level
 from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, RunQuerySet, Schedule
 from distcron_app.timetable import Timetable, Union, WallTimetable, clock_change, parts, zone
 from distcron_app.timetable.calendars import Excluding
 
-__all__ = ["Fact", "InstantAnswer", "explain_instant", "read_when"]
-
-FIRST_YEAR, LAST_YEAR = 1970, 2199  # beyond is a slip of the hand
+__all__ = ["Fact", "InstantAnswer", "explain_instant"]
 
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
@@ -125,19 +122,6 @@ class _Case:
             ),
             None,
         )
-
-
-def read_when(text: str) -> datetime:
-    """Return what a person typed, naive without an offset. Raise ValueError with the words."""
-    try:
-        when = parse_wall(text)
-    except ValueError:
-        message = _("%r: not a date or time. Write 2027-03-12T06:00 or 2027-03-12T06:00Z.")
-        raise ValueError(message % text) from None
-    if not FIRST_YEAR <= when.year <= LAST_YEAR:
-        message = _("%(text)r: year must be from %(first)d to %(last)d.")
-        raise ValueError(message % {"text": text, "first": FIRST_YEAR, "last": LAST_YEAR})
-    return when
 
 
 def explain_instant(schedule: Schedule, when: datetime, *, now: datetime) -> InstantAnswer:

@@ -43,7 +43,7 @@ from distcron_app.errors import (
     TimetableError,
     UnknownJob,
 )
-from distcron_app.explained_instants import explain_instant, read_when
+from distcron_app.explained_instants import explain_instant
 from distcron_app.filters import (
     ActionForm,
     PauseForm,
@@ -54,6 +54,7 @@ from distcron_app.filters import (
 )
 from distcron_app.models import Run, RunOutput, Schedule
 from distcron_app.timetable import zone
+from distcron_app.walltime import LONGEST_INSTANT, read_when
 from distcron_app.wording import Mark
 
 __all__ = [
@@ -87,7 +88,6 @@ _FAST_SECONDS, _USUAL_SECONDS, _SLOW_SECONDS = 2, 5, 15
 _SCHEDULES_PER_PAGE = 100
 _UPCOMING_COUNT = 10
 _LOCKS_SHOWN = 300
-_LONGEST_INSTANT = 40  # with microseconds and an offset
 
 _ViewFunction = Callable[..., HttpResponseBase]
 
@@ -365,7 +365,7 @@ class ExplainPage(Page):
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         schedule = _schedule_or_404(kwargs["schedule_id"])
-        text = request.GET.get("at", "")[:_LONGEST_INSTANT]
+        text = request.GET.get("at", "")[:LONGEST_INSTANT]
         context: dict[str, Any] = {"schedule": schedule, "asked": text}
         status = 200
         try:

@@ -12,6 +12,7 @@ million runs is one row, and its history stays with the names as they were.
 """
 
 from distcron_app.models.audit import AuditEntry
+from distcron_app.models.backfills import Backfill, BackfillProgress, BackfillQuerySet
 from distcron_app.models.calendars import (
     Calendar,
     CalendarEntry,
@@ -38,6 +39,9 @@ __all__ = [
     "TIMETABLE_FIELDS",
     "Attempt",
     "AuditEntry",
+    "Backfill",
+    "BackfillProgress",
+    "BackfillQuerySet",
     "Calendar",
     "CalendarEntry",
     "Maintenance",

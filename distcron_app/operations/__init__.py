@@ -1,4 +1,4 @@
-"""What people do besides editing schedules: run now or again, cancel, pause, release a lock.
+"""What people do besides editing schedules: run now or again, backfill, cancel, pause, release.
 
 Admin, pages and command line call these, so that all three behave alike: each change
 is one transaction together with its audit entry, nodes are told on commit, and a form
@@ -7,10 +7,20 @@ permissions named here.
 """
 
 from distcron_app.operations.author import REASON_LENGTH
+from distcron_app.operations.backfills import (
+    MAX_BACKFILL,
+    BackfillCancellation,
+    BackfillPlan,
+    BackfillRequest,
+    backfill,
+    cancel_backfill,
+    plan_backfill,
+)
 from distcron_app.operations.locks import LockRelease, earlier_release, release_lock
 from distcron_app.operations.maintenance import begin_maintenance, end_maintenance
 from distcron_app.operations.pauses import StateChange, pause, resume
 from distcron_app.operations.permissions import (
+    BACKFILL_SCHEDULE,
     CANCEL_RUN,
     FORCE_RELEASE_LOCK,
     MANAGE_MAINTENANCE,
@@ -27,10 +37,12 @@ from distcron_app.operations.pruning import prune_history
 from distcron_app.operations.runs import Cancellation, cancel_run, run_again, run_now
 
 __all__ = [
+    "BACKFILL_SCHEDULE",
     "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",
     "MANAGE_MAINTENANCE",
     "MANAGE_SCHEDULES",
+    "MAX_BACKFILL",
     "PAUSE_SCHEDULE",
     "PRUNE_RUNS",
     "REASON_LENGTH",
@@ -38,15 +50,21 @@ __all__ = [
     "VIEW_DASHBOARD",
     "VIEW_LOCK",
     "VIEW_OUTPUT",
+    "BackfillCancellation",
+    "BackfillPlan",
+    "BackfillRequest",
     "Cancellation",
     "LockRelease",
     "StateChange",
+    "backfill",
     "begin_maintenance",
+    "cancel_backfill",
     "cancel_run",
     "earlier_release",
     "end_maintenance",
     "job_permission",
     "pause",
+    "plan_backfill",
     "prune_history",
     "release_lock",
     "resume",

@@ -6,6 +6,7 @@ from distcron_app import registry
 from distcron_app.errors import UnknownJob
 
 __all__ = [
+    "BACKFILL_SCHEDULE",
     "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",
     "MANAGE_MAINTENANCE",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 RUN_SCHEDULE = "distcron.run_schedule"
+BACKFILL_SCHEDULE = "distcron.backfill_schedule"
 PAUSE_SCHEDULE = "distcron.pause_schedule"
 CANCEL_RUN = "distcron.cancel_run"
 MANAGE_MAINTENANCE = "distcron.change_maintenance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import IntegrityError, transaction
@@ -44,14 +45,17 @@ def run_now(
     via: audit.Via,
     reason: str = "",
     arguments: Mapping[str, Any] | None = None,
+    nominal_at: datetime | None = None,
     behind: bool = False,
     idempotency_key: str | None = None,
 ) -> Run:
     """Queue one run outside the timetable and return it; also for a paused schedule.
 
-    The same idempotency key returns the same run. Raise ScheduleBusy when a run is queued
-    or active, unless it may wait ``behind`` that one; UnknownJob or InvalidArguments for
-    what could not start.
+    With ``nominal_at``, aware, the job is told that instant as its own, whatever the
+    timetable makes of it: the timetable neither loses it nor is held back. The same
+    idempotency key returns the same run. Raise ScheduleBusy when a run is queued or active,
+    unless it may wait ``behind`` that one; UnknownJob or InvalidArguments for what could
+    not start.
     """
     check_reason(reason)
     key = row_key("run_now", schedule.pk, idempotency_key)
@@ -63,7 +67,11 @@ def run_now(
     try:
         with transaction.atomic():
             run = lifecycle.queue_manual(
-                schedule, by=actor[:150], arguments=arguments, behind=behind
+                schedule,
+                by=actor[:150],
+                arguments=arguments,
+                nominal_at=nominal_at,
+                behind=behind,
             )
             audit.record(
                 actor=actor,
@@ -72,7 +80,7 @@ def run_now(
                 verb="run_now",
                 target=schedule,
                 reason=reason,
-                after={"run": run.pk, "arguments": run.arguments},
+                after={"run": run.pk, "arguments": run.arguments} | _for_instant(nominal_at),
                 idempotency_key=key,
             )
     except (IntegrityError, ScheduleBusy):
@@ -83,6 +91,10 @@ def run_now(
         return earlier
     transaction.on_commit(wakeup.announce)
     return run
+
+
+def _for_instant(nominal_at: datetime | None) -> dict[str, Any]:
+    return {} if nominal_at is None else {"nominal_at": audit.json_value(nominal_at)}
 
 
 def run_again(

@@ -44,27 +44,32 @@ class RunQuerySet(models.QuerySet["Run"]):
         return queued.exclude(_waits_in_backfill()).order_by("due_at", "id")
 
     def next_of_backfills(self, within_seconds: float = 0.0) -> RunQuerySet:
-        """Return the next run of each active backfill that may start one by its own rule."""
-        horizon = DatabaseNow(timedelta(seconds=within_seconds))
+        """Return the next run of each active backfill that may start one by its own rule.
+
+        Asks at once which those are, by one query, and nothing more where there are none.
+        What a run that waits for its next attempt keeps is seen by the claim.
+        """
         waiting = Run.objects.filter(_waits_in_backfill(), backfill=models.OuterRef("pk"))
-        first = waiting.order_by("due_at").values("pk")[:1]
-        active = Run.objects.active().order_by()
-        of_schedule = active.filter(schedule=models.OuterRef("schedule"))
+        first = models.Subquery(waiting.order_by("nominal_at").values("pk")[:1])
+        found = Backfill.objects.active().order_by().annotate(first=first)
+        ids = [pk for pk in found.values_list("first", flat=True) if pk is not None]
+        if not ids:
+            return self.none()
+        active = Run.objects.filter(
+            schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES
+        ).order_by()
         of_backfill = (
             active.filter(backfill=models.OuterRef("backfill"))
             .values("backfill")
             .annotate(count=models.Count("pk"))
             .values("count")
         )
-        alone = Q(backfill__overlap=Backfill.Overlap.ONE_BY_ONE) & Q(~Exists(of_schedule))
+        alone = Q(backfill__overlap=Backfill.Overlap.ONE_BY_ONE) & Q(~Exists(active))
         beside = Q(backfill__overlap=Backfill.Overlap.SIDE_BY_SIDE) & (
             Q(backfill__most_active=None) | Q(beside__lt=models.F("backfill__most_active"))
         )
         return (
-            self.filter(
-                pk__in=Backfill.objects.active().order_by().values(first=models.Subquery(first)),
-                due_at__lte=horizon,
-            )
+            self.filter(pk__in=ids, due_at__lte=DatabaseNow(timedelta(seconds=within_seconds)))
             .annotate(beside=Coalesce(models.Subquery(of_backfill), 0))
             .filter(alone | beside)
             .order_by("due_at", "id")

@@ -26,7 +26,13 @@ from django.utils.translation import gettext_lazy
 from distcron_app import audit, registry
 from distcron_app.arguments import unmasked
 from distcron_app.errors import TimetableError, UnknownJob
-from distcron_app.filters import InstantInput, UntilField
+from distcron_app.filters import (
+    ArgumentsField,
+    InstantInput,
+    TypedInstantField,
+    UntilField,
+    prepare_call,
+)
 from distcron_app.locks import level_names
 from distcron_app.models import POLICY_FIELDS, AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
@@ -368,15 +374,34 @@ class ConfirmForm(forms.Form):
     )
 
     until = UntilField()
+    arguments = ArgumentsField()
+    nominal_at = TypedInstantField(label=gettext_lazy("For the instant"), required=False)
 
     def __init__(
-        self, *args: Any, needs_reason: bool, has_until: bool = False, **options: Any
+        self,
+        *args: Any,
+        needs_reason: bool,
+        has_until: bool = False,
+        schedule: Schedule | None = None,
+        **options: Any,
     ) -> None:
+        """With ``schedule`` its one run may get arguments and an instant of its own."""
         super().__init__(*args, **options)
         self.fields["reason"].required = needs_reason
         if not has_until:
             del self.fields["until"]
+        if schedule is None:
+            del self.fields["arguments"], self.fields["nominal_at"]
+        else:
+            prepare_call(self, schedule, _place_of(schedule))
         self.initial.setdefault("idempotency_key", uuid.uuid4().hex)
+
+
+def _place_of(schedule: Schedule) -> tzinfo:
+    try:
+        return zone(schedule.timezone)
+    except TimetableError:
+        return timezone.get_default_timezone()
 
 
 def _label(job: registry.Job) -> str:

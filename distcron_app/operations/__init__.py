@@ -9,6 +9,8 @@ permissions named here.
 from distcron_app.operations.author import REASON_LENGTH
 from distcron_app.operations.backfills import (
     MAX_BACKFILL,
+    MAX_PER_MINUTE,
+    MAX_SIDE_BY_SIDE,
     BackfillCancellation,
     BackfillPlan,
     BackfillRequest,
@@ -43,6 +45,8 @@ __all__ = [
     "MANAGE_MAINTENANCE",
     "MANAGE_SCHEDULES",
     "MAX_BACKFILL",
+    "MAX_PER_MINUTE",
+    "MAX_SIDE_BY_SIDE",
     "PAUSE_SCHEDULE",
     "PRUNE_RUNS",
     "REASON_LENGTH",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_BACKFILL",
     "MAX_PER_MINUTE",
+    "MAX_SIDE_BY_SIDE",
     "BackfillCancellation",
     "BackfillPlan",
     "BackfillRequest",
@@ -76,11 +77,6 @@ class BackfillPlan:
     def count(self) -> int:
         """Return how many runs it would be."""
         return len(self.instants)
-
-    @property
-    def left_out(self) -> int:
-        """Return how many instants of the range would not run."""
-        return self.existing + self.excluded + self.upcoming + self.outside
 
     @property
     def first(self) -> datetime | None:

@@ -22,6 +22,7 @@ from distcron_app.operations.locks import LockRelease, earlier_release, release_
 from distcron_app.operations.maintenance import begin_maintenance, end_maintenance
 from distcron_app.operations.pauses import StateChange, pause, resume
 from distcron_app.operations.permissions import (
+    ADD_SCHEDULES,
     BACKFILL_SCHEDULE,
     CANCEL_RUN,
     FORCE_RELEASE_LOCK,
@@ -39,6 +40,7 @@ from distcron_app.operations.pruning import prune_history
 from distcron_app.operations.runs import Cancellation, cancel_run, run_again, run_now
 
 __all__ = [
+    "ADD_SCHEDULES",
     "BACKFILL_SCHEDULE",
     "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",

@@ -6,6 +6,7 @@ from distcron_app import registry
 from distcron_app.errors import UnknownJob
 
 __all__ = [
+    "ADD_SCHEDULES",
     "BACKFILL_SCHEDULE",
     "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",
@@ -25,6 +26,7 @@ BACKFILL_SCHEDULE = "distcron.backfill_schedule"
 PAUSE_SCHEDULE = "distcron.pause_schedule"
 CANCEL_RUN = "distcron.cancel_run"
 MANAGE_MAINTENANCE = "distcron.change_maintenance"
+ADD_SCHEDULES = "distcron.add_schedule"
 MANAGE_SCHEDULES = "distcron.change_schedule"
 VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"

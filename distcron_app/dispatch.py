@@ -275,10 +275,11 @@ class Dispatcher:
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
         within = self._config.poll_seconds
         found = self._read_queued(Run.objects.queued_due(within_seconds=within), limit)
+        of_backfills: list[_Queued] = []
+        if limit:
+            following = Run.objects.next_of_backfills(within_seconds=within)
+            of_backfills = self._read_queued(following, limit)
         # Last, so that the timetable of the same schedule goes first.
-        of_backfills = self._read_queued(
-            Run.objects.next_of_backfills(within_seconds=within), limit
-        )
         found += of_backfills
         self.queued_wait_seconds = self._config.poll_seconds
         due = [row for row in found if row.due_at <= row.now and row.pk not in still_here]

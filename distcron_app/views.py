@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, tzinfo
@@ -56,7 +57,7 @@ from distcron_app.filters import (
     RunNowForm,
     ScheduleFilters,
 )
-from distcron_app.models import Backfill, Run, RunOutput, Schedule
+from distcron_app.models import Backfill, BackfillProgress, Run, RunOutput, Schedule
 from distcron_app.timetable import zone
 from distcron_app.walltime import LONGEST_INSTANT, read_when
 from distcron_app.wording import Mark
@@ -97,6 +98,7 @@ _SCHEDULES_PER_PAGE = 100
 _UPCOMING_COUNT = 10
 _LOCKS_SHOWN = 300
 _BACKFILLS_SHOWN = 50
+_STEP_SECONDS = 10  # of the time left, as of distances in time
 
 _ViewFunction = Callable[..., HttpResponseBase]
 
@@ -379,7 +381,7 @@ class BackfillsPage(Page):
         found = list(schedule.backfills.order_by("-id")[:_BACKFILLS_SHOWN])
         progress = Backfill.objects.filter(pk__in=[row.pk for row in found]).progress()
         now = self.membership.now
-        rows = [(row, progress[row.pk], progress[row.pk].remaining_seconds(now)) for row in found]
+        rows = [(row, progress[row.pk], _time_left(progress[row.pk], now)) for row in found]
         return {"schedule": schedule, "rows": rows}
 
 
@@ -406,7 +408,7 @@ class BackfillPage(Page):
                 for state, label in Run.State.choices
                 if progress.states.get(state)
             ],
-            "remaining": progress.remaining_seconds(self.membership.now),
+            "remaining": _time_left(progress, self.membership.now),
             "how": explanations.how_backfill_runs(
                 overlap=backfill.overlap,
                 most_active=backfill.most_active,
@@ -882,6 +884,12 @@ def _backfill_or_404(backfill_id: int) -> Backfill:
         message = _("Backfill %s does not exist, or its history was pruned.")
         raise Http404(message % backfill_id)
     return found
+
+
+def _time_left(progress: BackfillProgress, now: datetime) -> float | None:
+    """Return the seconds in steps, so that a poll may find nothing new."""
+    seconds = progress.remaining_seconds(now)
+    return None if seconds is None else math.ceil(seconds / _STEP_SECONDS) * _STEP_SECONDS
 
 
 def _no_run(run_id: int) -> Http404:

@@ -411,6 +411,18 @@ def test_the_claim_itself_keeps_the_rule_of_the_backfill() -> None:
     assert [run.run_id for run in lifecycle.claim_queued(tokens, node.pk).runs] == [both[0].pk]
 
 
+def test_the_claim_itself_lets_an_occurrence_that_waits_go_first() -> None:
+    schedule, node = make_schedule(), make_node()
+    backfill = begin(schedule)
+    waiting = make_run(
+        schedule=schedule, state="queued", reason="overlap", scheduled_at=at("2026-07-01")
+    )
+    first = backfill.runs.order_by("due_at").first()
+    assert lifecycle.claim_queued({first.pk: "a" * 32}, node.pk).runs == ()
+    claimed = lifecycle.claim_queued({waiting.pk: "b" * 32}, node.pk).runs
+    assert [run.run_id for run in claimed] == [waiting.pk]
+
+
 def test_a_run_of_a_backfill_is_told_its_instant(claimer: Claimer) -> None:
     backfill = begin(make_schedule())
     claimed = claimer.dispatcher.claim_queued(claimer.node.pk, 4)

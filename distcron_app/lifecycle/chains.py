@@ -248,13 +248,10 @@ def _ahead(schedule_ids: Iterable[int]) -> list[_Ahead]:
         due_at__gt=F("scheduled_at"),
     )
     in_queue = waits & ~Q(trigger=Run.Trigger.MANUAL)
-    # A backfill lets everything else go first.
-    in_backfill = Q(state=Run.State.QUEUED, attempt=0, backfill__isnull=False)
     is_active = ~Q(state=Run.State.QUEUED) | Q(attempt__gt=0)
     rows = (
-        Run.objects.open()
+        Run.objects.in_the_way()
         .filter(schedule__in=list(schedule_ids))
-        .exclude(in_backfill)
         .order_by()
         .values_list("schedule_id")
         .annotate(

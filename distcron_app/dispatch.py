@@ -40,6 +40,7 @@ from distcron_app.models import (
     TIMETABLE_FIELDS,
     Run,
     Schedule,
+    ScheduleQuerySet,
     exclusions_of,
     is_exclusive,
     timetable_of,
@@ -84,6 +85,8 @@ class _Due:
     job: str
     version: int
     lock_level: str
+    queue: str
+    priority: int
     overlap: str
     max_active: int | None
     misfire: str
@@ -180,6 +183,7 @@ class _Queued(NamedTuple):
     schedule_id: int
     due_at: datetime
     now: datetime
+    priority: int
     lock_level: str
     overlap: str
     max_active: int | None
@@ -196,6 +200,7 @@ _QUEUED_COLUMNS = (
     "schedule_id",
     "due_at",
     "now",
+    "priority",
     "schedule__lock_level",
     "schedule__overlap",
     "schedule__max_active",
@@ -231,21 +236,22 @@ class Dispatcher:
         # Until the next queued run is due, at most a poll.
         self.queued_wait_seconds = config.poll_seconds
 
-    def tick(self, node_id: UUID, capacity: int) -> Tick:
-        """Claim up to ``capacity`` runs and return them.
+    def tick(self, node_id: UUID, capacity: int, *, reserved: int = 0) -> Tick:
+        """Claim up to ``capacity`` runs, the highest priority first, and return them.
 
-        With capacity 0 only schedules whose run is on this node are looked at, since
-        nobody else decides about those. Raise DatabaseError when the database is away;
-        ``settle`` then finds out what was committed.
+        ``reserved`` more may be claimed of at least the reserved priority. Without any
+        capacity only schedules whose run is on this node are looked at, since nobody else
+        decides about those. Raise DatabaseError when the database is away; ``settle`` then
+        finds out what was committed.
         """
-        rows = self._read_due(capacity)
+        rows = self._read_due(capacity, reserved)
         if not rows:
             return Tick(wait_seconds=self._config.poll_seconds)
         now = self._database_time = rows[0].now
         due = [row for row in rows if row.next_run_at <= now]
         ahead = [row.next_run_at for row in rows if row.next_run_at > now]
-        wait = (ahead[0] - now).total_seconds() if ahead else self._config.poll_seconds
-        chosen = self._choose(due, capacity)
+        wait = (min(ahead) - now).total_seconds() if ahead else self._config.poll_seconds
+        chosen = self._choose(due, capacity, reserved)
         if not chosen:
             return Tick(wait_seconds=min(wait, STAND_BACK_SECONDS if due else wait))
         decisions, invalid = self._decide(chosen)
@@ -263,23 +269,20 @@ class Dispatcher:
         )
 
     def claim_queued(
-        self, node_id: UUID, capacity: int, *, still_here: Collection[int] = ()
+        self,
+        node_id: UUID,
+        capacity: int,
+        *,
+        reserved: int = 0,
+        still_here: Collection[int] = (),
     ) -> Claimed:
         """Claim queued runs (by hand, given back, recovered) whose time has come.
 
-        ``still_here`` are runs of which this node executes an attempt. One that was taken
-        from it is left to the others until that attempt has ended: a node never executes
-        two attempts of one run.
+        The capacity is meant as in ``tick``. ``still_here`` are runs of which this node
+        executes an attempt. One that was taken from it is left to the others until that
+        attempt has ended: a node never executes two attempts of one run.
         """
-        limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
-        rows = (
-            Run.objects.queued_due(within_seconds=self._config.poll_seconds)
-            .startable()
-            .exclude(schedule__lock_level__in=self._waiting_levels())
-            .annotate(now=DatabaseNow())
-            .values_list(*_QUEUED_COLUMNS)[:limit]
-        )
-        found = [_Queued(*row) for row in rows]
+        found = self._read_queued(capacity, reserved)
         self.queued_wait_seconds = self._config.poll_seconds
         due = [row for row in found if row.due_at <= row.now and row.pk not in still_here]
         if found:
@@ -287,11 +290,13 @@ class Dispatcher:
         ahead = next((row for row in found if row.due_at > row.now), None)
         if ahead is not None:
             self.queued_wait_seconds = (ahead.due_at - ahead.now).total_seconds()
-        # One run of a schedule at a time, the oldest first; what waits behind it waits.
-        oldest = {row.schedule_id: row for row in reversed(due)}
+        # One run of a schedule at a time, the first in their order; what is behind it waits.
+        first = {row.schedule_id: row for row in reversed(due)}
         here = self._leases.schedules()
-        chosen = [row for pk, row in oldest.items() if pk not in here]
-        chosen = chosen[:capacity]
+        free = [row for row in due if first[row.schedule_id] is row and row.schedule_id not in here]
+        urgent = [row for row in free if self._is_urgent(row)][: capacity + reserved]
+        others = [row for row in free if not self._is_urgent(row)]
+        chosen = urgent + others[: min(capacity, capacity + reserved - len(urgent))]
         if not chosen:
             return Claimed()
         wanted = {row.pk: self._grant(row) for row in chosen}
@@ -320,19 +325,50 @@ class Dispatcher:
         self._take(runs)
         return runs
 
-    def _read_due(self, capacity: int) -> list[_Due]:
-        schedules = Schedule.objects.due(within_seconds=self._config.poll_seconds).exclude(
-            lock_level__in=self._waiting_levels()
-        )
+    def _read_queued(self, capacity: int, reserved: int) -> list[_Queued]:
+        limit = max(READ_AT_LEAST, capacity + reserved) if capacity + reserved > 0 else 0
+        queued = Run.objects.queued_due(within_seconds=self._config.poll_seconds).startable()
+        if self._config.queues:
+            queued = queued.filter(queue__in=self._config.queues)
         if capacity <= 0:
-            schedules = schedules.filter(pk__in=self._leases.schedules())
-        limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
-        rows = schedules.annotate(
-            now=DatabaseNow(), calendar_revision=models.F("calendar__revision")
-        ).values_list(*_COLUMNS)[:limit]
-        return [_Due(*(*row[:_SPLIT], row[_SPLIT:])) for row in rows]
+            queued = queued.filter(priority__gte=self._config.reserved_priority)
+        rows = (
+            queued.exclude(schedule__lock_level__in=self._waiting_levels())
+            .annotate(now=DatabaseNow())
+            .values_list(*_QUEUED_COLUMNS)[:limit]
+        )
+        return [_Queued(*row) for row in rows]
 
-    def _choose(self, due: Sequence[_Due], capacity: int) -> list[_Due]:
+    def _read_due(self, capacity: int, reserved: int) -> list[_Due]:
+        """Read what is due, or soon will be, by one query; by two where more is due than fits.
+
+        The first reads the oldest instants, which an index has in order. Where all that it
+        brought is due, a second one reads what has a higher priority than the least of it,
+        in the order of another index: a flood of low ones keeps no high one out.
+        """
+        limit = min(self._config.batch_size, max(READ_AT_LEAST, (capacity + reserved) * READ_AHEAD))
+        soon = self._served(self._config.poll_seconds)
+        if capacity <= 0:
+            rows = _read(soon.filter(pk__in=self._leases.schedules()), limit)
+            if reserved > 0:
+                urgent = soon.filter(priority__gte=self._config.reserved_priority)
+                rows += _read(urgent.by_priority(), limit)
+        else:
+            rows = _read(soon, limit)
+            if len(rows) == limit and rows[-1].next_run_at <= rows[-1].now:
+                least = min(row.priority for row in rows)
+                rows += _read(self._served().filter(priority__gt=least).by_priority(), limit)
+        # A row may be in both.
+        return list({row.pk: row for row in rows}.values())
+
+    def _served(self, within_seconds: float = 0.0) -> ScheduleQuerySet:
+        """Return the due schedules of this node's queues whose locks can be had."""
+        due = Schedule.objects.due(within_seconds=within_seconds)
+        if self._config.queues:
+            due = due.filter(queue__in=self._config.queues)
+        return due.exclude(lock_level__in=self._waiting_levels())
+
+    def _choose(self, due: Sequence[_Due], capacity: int, reserved: int) -> list[_Due]:
         here = self._leases.schedules()
         now = self._clock.monotonic()
         free: list[_Due] = []
@@ -344,10 +380,14 @@ class Dispatcher:
                     chosen.append(row)
             elif lost_at != row.next_run_at or now >= again_at:
                 free.append(row)
-        if len(free) > capacity:
-            # Nodes that read the same rows must not all go for the first ones.
-            free = random.sample(free, max(0, capacity))
-        return chosen + free
+        urgent = _foremost(filter(self._is_urgent, free), capacity + reserved)
+        room = min(capacity, capacity + reserved - len(urgent))
+        others = _foremost((row for row in free if not self._is_urgent(row)), room)
+        return chosen + urgent + others
+
+    def _is_urgent(self, row: _Due | _Queued) -> bool:
+        """Return True for what may use the reserved slots."""
+        return row.priority >= self._config.reserved_priority
 
     def _waits_its_turn(self, row: _Due, running_since: datetime) -> bool:
         """Return True for an occurrence that was due before the run that is active began.
@@ -563,6 +603,30 @@ class Dispatcher:
         unused = list(self._unsettled.values())
         self._unsettled.clear()
         self._leases.release(unused)
+
+
+def _read(schedules: ScheduleQuerySet, limit: int) -> list[_Due]:
+    rows = schedules.annotate(
+        now=DatabaseNow(), calendar_revision=models.F("calendar__revision")
+    ).values_list(*_COLUMNS)[:limit]
+    return [_Due(*(*row[:_SPLIT], row[_SPLIT:])) for row in rows]
+
+
+def _foremost(rows: Iterable[_Due], count: int) -> list[_Due]:
+    """Return ``count`` rows of the highest priorities.
+
+    Those of the last one that fits are taken at random: nodes that read the same rows must
+    not all go for the first ones.
+    """
+    ordered = sorted(rows, key=lambda row: -row.priority)
+    if len(ordered) <= count:
+        return ordered
+    if count <= 0:
+        return []
+    least = ordered[count - 1].priority
+    above = [row for row in ordered if row.priority > least]
+    level = [row for row in ordered if row.priority == least]
+    return above + random.sample(level, count - len(above))
 
 
 def _allowed(row: _Due, exclusions: Exclusions | None) -> Timetable:

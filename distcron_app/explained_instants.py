@@ -289,7 +289,9 @@ def _last_of(run: Run) -> datetime:
 
 def _of_run(case: _Case, run: Run) -> InstantAnswer:
     attempts = list(run.attempts.order_by("number"))
-    found = explain(run, case.now, attempts)
+    members = membership() if run.state == Run.State.QUEUED else None
+    served = members.served if members and members.alive else None
+    found = explain(run, case.now, attempts, served=served)
     sentence, code = found.why, _code_of(run)
     if run.reason == Run.Reason.CALENDAR and case.at != run.scheduled_at:
         # The row names the reason of its first day, which may be another one.
@@ -610,6 +612,10 @@ def _waits_for(case: _Case, members: Membership) -> tuple[str, str]:
     taking = [node for node in members.alive if node.state == Node.State.ACTIVE]
     if not taking:
         return "due_draining", _("It is due and waits: all nodes alive are draining.")
+    taking = [node for node in taking if node.serves(case.schedule.queue)]
+    if not taking:
+        why = _("It is due and waits: no node that takes runs serves its queue “%s”.")
+        return "due_queue", why % case.schedule.queue
     level = case.schedule.lock_level
     alerts = [node.alert for node in taking if level in node.alert]
     if _is_strict(level) and len(alerts) == len(taking):

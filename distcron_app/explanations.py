@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "node_label",
     "occurrences",
     "stop_asked",
+    "unserved_queue",
     "zone_data_warning",
 ]
 
@@ -112,12 +113,37 @@ def during_a_pause(schedule: Schedule) -> str:
     return _("Instants that pass meanwhile are never run.")
 
 
-def explain(run: Run, now: datetime, attempts: Sequence[Attempt] = ()) -> Explanation:
+def explain(
+    run: Run,
+    now: datetime,
+    attempts: Sequence[Attempt] = (),
+    *,
+    served: Collection[str] | None = None,
+) -> Explanation:
     """Return the sentences for ``run``, whose node and schedule should be joined.
 
-    ``attempts`` are those that ended before, the newest last.
+    ``attempts`` are those that ended before, the newest last; ``served`` are the queues that
+    nodes serve, None for every one.
     """
-    return dataclasses.replace(_explained(run, now, attempts), warning=_lock_warning(run))
+    warning = _lock_warning(run) or _queue_warning(run, served)
+    return dataclasses.replace(_explained(run, now, attempts), warning=warning)
+
+
+def unserved_queue(queue: str, count: int) -> str:
+    """Return the sentence about a queue that no node serves, with ``count`` active schedules."""
+    message = ngettext(
+        "no node serves the queue %(queue)s, so %(count)d active schedule does not run",
+        "no node serves the queue %(queue)s, so %(count)d active schedules do not run",
+        count,
+    )
+    return message % {"queue": queue, "count": count}
+
+
+def _queue_warning(run: Run, served: Collection[str] | None) -> str:
+    if run.state != Run.State.QUEUED or served is None or run.queue in served:
+        return ""
+    message = _("No node that takes runs serves its queue “%s”, so it does not start.")
+    return message % run.queue
 
 
 def _explained(run: Run, now: datetime, attempts: Sequence[Attempt]) -> Explanation:

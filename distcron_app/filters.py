@@ -57,6 +57,7 @@ class RunFilters(forms.Form):
         required=False,
         error_messages=_choice_error(Run.Trigger.values),
     )
+    queue = forms.CharField(label=_("Queue"), required=False, max_length=50)
     before = forms.IntegerField(
         required=False, min_value=1, max_value=_LARGEST_ID, widget=forms.HiddenInput
     )
@@ -107,12 +108,14 @@ class RunFilters(forms.Form):
             nodes=chosen["node"],
             trigger=chosen["trigger"],
             job=chosen["job"].strip(),
+            queue=chosen["queue"].strip(),
         )
 
     @property
     def is_narrowed(self) -> bool:
         """Return True when a filter is set, so that an empty list does not mean no runs."""
-        return any(self.data.get(name) for name in ("state", "schedule", "job", "node", "trigger"))
+        names = ("state", "schedule", "job", "node", "trigger", "queue")
+        return any(self.data.get(name) for name in names)
 
 
 class ScheduleFilters(forms.Form):
@@ -125,6 +128,7 @@ class ScheduleFilters(forms.Form):
         required=False,
         error_messages=_choice_error([*Schedule.State.values, "overdue"]),
     )
+    queue = forms.CharField(label=_("Queue"), required=False, max_length=50)
     page = forms.IntegerField(
         required=False, min_value=1, max_value=100_000, widget=forms.HiddenInput
     )
@@ -132,7 +136,7 @@ class ScheduleFilters(forms.Form):
     @property
     def is_narrowed(self) -> bool:
         """Return True when a filter is set."""
-        return bool(self.data.get("q") or self.data.get("state"))
+        return any(self.data.get(name) for name in ("q", "state", "queue"))
 
 
 class ActionForm(forms.Form):

@@ -31,6 +31,7 @@ from distcron_app.models import (
     RunQuerySet,
     Schedule,
     exclusions_of,
+    served_queues,
     timetable_of,
 )
 from distcron_app.timetable import Timetable
@@ -60,6 +61,7 @@ __all__ = [
     "runs_matching",
     "schedule_marks",
     "schedules_matching",
+    "unserved_queues",
     "with_names",
 ]
 
@@ -93,6 +95,11 @@ class Membership:
         return tuple(node for node in self.alive if node.alert)
 
     @property
+    def served(self) -> frozenset[str] | None:
+        """Return the queues that are served; None means every queue."""
+        return served_queues(self.alive)
+
+    @property
     def running(self) -> int:
         """Return how many runs the alive nodes said they execute."""
         return sum(node.running for node in self.alive)
@@ -113,11 +120,13 @@ class Overview:
     problems: Sequence[Run]
     problem_count: str
     broken: Sequence[Schedule]
+    # Queues that no node serves, with how many active schedules are in each.
+    unserved: Sequence[tuple[str, int]] = ()
 
     @property
     def is_calm(self) -> bool:
         """Return True when nothing needs a person."""
-        return not self.problems and not self.broken
+        return not self.problems and not self.broken and not self.unserved
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +225,12 @@ def known_nodes() -> list[Node]:
     return sorted(nodes, key=lambda node: node.state not in Node.MEMBER_STATES)
 
 
-def overview(now: datetime) -> Overview:
-    """Return the first page's content, by five queries whatever the number of rows."""
+def overview(members: Membership) -> Overview:
+    """Return the first page's content, by five queries whatever the number of rows.
+
+    One more where no node serves every queue.
+    """
+    now = members.now
     active = Run.objects.filter(state__in=Run.ACTIVE_STATES).order_by("id")
     planned = Schedule.objects.filter(state=Schedule.State.ACTIVE, next_run_at__isnull=False)
     broken = Schedule.objects.filter(_needs_attention(now)).order_by("state", "name")
@@ -229,7 +242,14 @@ def overview(now: datetime) -> Overview:
         problems=problems[:_SHORT_LIST],
         problem_count=f"{PAGE_SIZE}+" if len(problems) > PAGE_SIZE else str(len(problems)),
         broken=list(broken[:_SHORT_LIST]),
+        unserved=unserved_queues(members.served) if members.alive else (),
     )
+
+
+def unserved_queues(served: frozenset[str] | None) -> list[tuple[str, int]]:
+    """Return the queues beside ``served`` that have active schedules, and how many each."""
+    counted = Schedule.objects.unserved(served).order_by("queue").values_list("queue")
+    return list(counted.annotate(count=Count("pk")))
 
 
 def runs_matching(
@@ -239,6 +259,7 @@ def runs_matching(
     nodes: Iterable[Any] | None = None,
     trigger: str = "",
     job: str = "",
+    queue: str = "",
 ) -> RunQuerySet:
     """Return the runs that fit every given condition; an empty one means any."""
     runs = Run.objects.all()
@@ -252,6 +273,8 @@ def runs_matching(
         runs = runs.filter(trigger=trigger)
     if job:
         runs = runs.filter(job=job)
+    if queue:
+        runs = runs.filter(queue=queue)
     return runs
 
 
@@ -319,13 +342,15 @@ def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:
     return None
 
 
-def schedules_matching(*, text: str = "", state: str = "", now: datetime) -> Any:
+def schedules_matching(*, text: str = "", state: str = "", queue: str = "", now: datetime) -> Any:
     """Return schedules by name, with ``last_run_id``; ``state`` may also be ``overdue``."""
     schedules = Schedule.objects.with_last_run().select_related("calendar").order_by("name", "id")
     if text:
         schedules = schedules.filter(
             Q(name__icontains=text) | Q(key__icontains=text) | Q(job__icontains=text)
         )
+    if queue:
+        schedules = schedules.filter(queue=queue)
     if state == "overdue":
         return schedules.filter(_overdue(now))
     return schedules.filter(state=state) if state else schedules

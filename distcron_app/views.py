@@ -225,7 +225,7 @@ class OverviewPage(Page):
     region = "distcron_app/_overview.html"
 
     def facts(self, **kwargs: Any) -> dict[str, Any]:
-        return {"overview": history.overview(self.membership.now)}
+        return {"overview": history.overview(self.membership)}
 
 
 class RunsPage(Page):
@@ -280,11 +280,17 @@ class RunPage(Page):
             "run": run,
             "attempts": attempts,
             "text": text,
-            "explanation": explanations.explain(run, self.membership.now, attempts),
+            "explanation": explanations.explain(
+                run, self.membership.now, attempts, served=self._served()
+            ),
             "release": history.release_of(run, attempts),
             "run_zone": _zone_name(run.schedule),
             "may_run_again": self._may_run_again(run),
         }
+
+    def _served(self) -> frozenset[str] | None:
+        # Without any node alive the banner says so.
+        return self.membership.served if self.membership.alive else None
 
     def _may_run_again(self, run: Run) -> bool:
         if run.state not in Run.AGAIN_STATES or run.schedule is None:
@@ -309,6 +315,7 @@ class SchedulesPage(Page):
         found = history.schedules_matching(
             text=form.cleaned_data["q"],
             state=form.cleaned_data["state"],
+            queue=form.cleaned_data["queue"],
             now=self.membership.now,
         )
         page = Paginator(found, _SCHEDULES_PER_PAGE).get_page(form.cleaned_data["page"] or 1)
@@ -317,7 +324,7 @@ class SchedulesPage(Page):
             "form": form,
             "page": page,
             "rows": [(each, each.in_words(), runs.get(each.pk)) for each in page.object_list],
-            "query": urlencode({name: form.cleaned_data[name] for name in ("q", "state")}),
+            "query": urlencode({name: form.cleaned_data[name] for name in ("q", "state", "queue")}),
         }
 
 

@@ -58,6 +58,7 @@ _MORE = (
     ("gap", "fold"),
     "on_resume",
     "delivery",
+    ("queue", "priority"),
     "lock_level",
     ("keep_days", "keep_succeeded", "keep_failed"),
     "notes",
@@ -120,7 +121,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         "last_run_listed",
     )
     list_display_links = ("name_shown",)
-    list_filter = ("state", "kind", "job", "lock_level", "calendar")
+    list_filter = ("state", "kind", "job", "queue", "lock_level", "calendar")
     search_fields = ("name", "key", "job", "notes")
     search_help_text = gettext_lazy("Name, key, job or notes")
     show_full_result_count = False

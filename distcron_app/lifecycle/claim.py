@@ -221,6 +221,7 @@ def _owned(run: Run) -> ClaimedRun:
         max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        priority=run.priority,
         **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
@@ -351,7 +352,7 @@ WITH opened AS (
             EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
             details::text
 )
-SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts,
+SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts, m.priority,
        m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
 WHERE i.state <> 'queued'
@@ -435,7 +436,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
     run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
-    key, name, job, arguments, delivery, max_attempts, *limits = row[10:]
+    key, name, job, arguments, delivery, max_attempts, priority, *limits = row[10:]
     scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
@@ -461,6 +462,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         max_attempts=max_attempts,
         fencing_token=fencing,
         owner_token=owner,
+        priority=priority,
         **dict(zip(_LIMITS, limits, strict=True)),
     )
 

@@ -91,6 +91,7 @@ class ClaimedRun:
     max_attempts: int
     fencing_token: int
     owner_token: str
+    priority: int = 0
     isolation: str = "shared"
     run_timeout_seconds: int | None = None
     kill_grace_seconds: int = 10

@@ -19,7 +19,7 @@ from distcron_app.models.calendars import (
     exclusions_of,
 )
 from distcron_app.models.maintenance import Maintenance
-from distcron_app.models.nodes import Node
+from distcron_app.models.nodes import Node, served_queues
 from distcron_app.models.policies import POLICY_FIELDS, is_exclusive
 from distcron_app.models.runs import Attempt, Run, RunDay, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
@@ -52,5 +52,6 @@ __all__ = [
     "ended_attempt",
     "exclusions_of",
     "is_exclusive",
+    "served_queues",
     "timetable_of",
 ]

@@ -18,6 +18,10 @@ from distcron_app.models.schedules import Schedule
 __all__ = ["Attempt", "Run", "RunDay", "RunOutput", "RunQuerySet", "ended_attempt"]
 
 
+# Behind every priority.
+_LAST_RANK = 1000
+
+
 class RunQuerySet(models.QuerySet["Run"]):
     """Verbs on runs."""
 
@@ -30,9 +34,18 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
     def queued_due(self, within_seconds: float = 0.0) -> RunQuerySet:
-        """Return queued runs whose time has come, or comes within the seconds, oldest first."""
+        """Return queued runs whose time has come, or comes within the seconds.
+
+        Those whose time has come are first: by priority, the highest first, of the same
+        one the oldest.
+        """
         horizon = DatabaseNow(timedelta(seconds=within_seconds))
-        return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
+        is_due = models.Q(due_at__lte=DatabaseNow())
+        # What is still to come must not fill the batch, whatever its priority.
+        rank = models.Case(models.When(is_due, then=-models.F("priority")), default=_LAST_RANK)
+        return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by(
+            rank, "due_at", "id"
+        )
 
     def startable(self) -> RunQuerySet:
         """Leave out queued runs that must wait for an active run of their schedule.

@@ -57,6 +57,10 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             "next_run_at"
         )
 
+    def by_priority(self) -> ScheduleQuerySet:
+        """Return them with the highest priority first, of the same one the oldest instant."""
+        return self.order_by("-priority", "next_run_at")
+
     def unplanned(self) -> ScheduleQuerySet:
         """Return active schedules without a next instant: new rows, or edited past the model."""
         return self.filter(state=Schedule.State.ACTIVE, next_run_at=None)
@@ -78,6 +82,12 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def overdue(self, seconds: float) -> ScheduleQuerySet:
         """Return active schedules that nobody has claimed for ``seconds`` after they were due."""
         return self.due(within_seconds=-seconds)
+
+    def unserved(self, served: Collection[str] | None) -> ScheduleQuerySet:
+        """Return active schedules in none of the queues ``served``; None means every queue."""
+        if served is None:
+            return self.none()
+        return self.filter(state=Schedule.State.ACTIVE).exclude(queue__in=served)
 
     def with_last_run(self) -> ScheduleQuerySet:
         """Annotate ``last_run_id``, the newest run of each schedule."""
@@ -321,6 +331,10 @@ class Schedule(Policies):
         ]
         indexes = [
             models.Index(fields=["state", "next_run_at"], name="distcron_schedule_due"),
+            # Read only where more is due than a node reads at once.
+            models.Index(
+                fields=["state", "-priority", "next_run_at"], name="distcron_schedule_priority"
+            ),
             # Partial, so that a claim, which writes next_run_at, does not write these as well.
             models.Index(
                 fields=["paused_until"],

@@ -24,9 +24,9 @@ from django.utils.translation import gettext as _
 
 import distcron_app
 from distcron_app.clock import Clock
-from distcron_app.conf import Config, get_config
+from distcron_app.conf import Config, checked_queues, contradictions, get_config
 from distcron_app.console import JsonConsole, TextConsole
-from distcron_app.errors import LockUnavailable
+from distcron_app.errors import ConfigurationError, LockUnavailable
 from distcron_app.executors import ProcessPool
 from distcron_app.locks import (
     LockBackend,
@@ -39,6 +39,7 @@ from distcron_app.locks import (
 from distcron_app.models import Schedule
 from distcron_app.scheduler import Scheduler
 
+EXIT_USAGE = 2
 EXIT_DEPENDENCY_DOWN = 6
 
 # The scheduler's own connections; jobs have theirs in other processes.
@@ -51,6 +52,7 @@ _POSTGRES_SESSION = (
 EXAMPLES = """
   python manage.py runscheduler
   python manage.py runscheduler --processes 4 --threads 8 --log json
+  python manage.py runscheduler --queues default,reports
 """
 
 
@@ -75,6 +77,12 @@ class Command(BaseCommand):
         )
         parser.add_argument("--processes", type=_count, help=_("worker processes of this node"))
         parser.add_argument("--threads", type=_count, help=_("threads in each worker process"))
+        parser.add_argument(
+            "--queues",
+            type=_queues,
+            metavar="NAME,NAME",
+            help=_("queues that this node serves; default: all of them"),
+        )
         parser.add_argument("--name", help=_("label of this node for people; default: host name"))
         parser.add_argument(
             "--drain-seconds", type=float, help=_("how long a stop waits for running jobs")
@@ -150,7 +158,13 @@ class Command(BaseCommand):
             ) from error
         locks = _describe_locks(backend)
         if isinstance(console, JsonConsole):
-            console("ready", database=connection.vendor, locks=locks, schedules=counts)
+            console(
+                "ready",
+                database=connection.vendor,
+                locks=locks,
+                schedules=counts,
+                queues=list(config.queues),
+            )
             return
         console.say(
             f"  {connection.display_name} {_version()} · {answer_ms:.0f} ms · "
@@ -165,6 +179,8 @@ class Command(BaseCommand):
             % {"processes": config.processes, "threads": config.threads}
             + f" · {settings.TIME_ZONE}"
         )
+        if config.queues:
+            console.say("  " + _("queues: %s") % ", ".join(config.queues))
         if connection.vendor == "sqlite":
             console.say("  ! " + _("SQLite: for the nodes of one machine only."))
         console.say(
@@ -226,6 +242,16 @@ def _count(text: str) -> int:
     return value
 
 
+def _queues(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(_("names no queue. Leave the option out for all of them."))
+    try:
+        return checked_queues(names)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(f"{error.problem} {error.fix}") from None
+
+
 def _epilog() -> str:
     signals = _(
         "SIGTERM or SIGINT drains: nothing new is claimed, running jobs finish, exit 0.\n"
@@ -243,10 +269,15 @@ def _config(options: dict[str, Any]) -> Config:
         "threads": options["threads"],
         "node_name": options["name"],
         "drain_seconds": options["drain_seconds"],
+        "queues": options["queues"],
     }
-    return dataclasses.replace(
+    config = dataclasses.replace(
         get_config(), **{key: value for key, value in given.items() if value is not None}
     )
+    for error in contradictions(config):
+        # The options may not fit settings that are right for other nodes.
+        raise CommandError(str(error), returncode=EXIT_USAGE)
+    return config
 
 
 def _limit_connections() -> None:

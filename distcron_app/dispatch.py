@@ -32,9 +32,11 @@ from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
 from distcron_app.locks import (
     Lease,
     Level,
+    is_scope_lock,
     new_owner_token,
     occurrence_lock_name,
     schedule_lock_name,
+    scope_lock_name,
 )
 from distcron_app.models import (
     TIMETABLE_FIELDS,
@@ -45,6 +47,7 @@ from distcron_app.models import (
     is_exclusive,
     timetable_of,
 )
+from distcron_app.scopes import rendered_key
 from distcron_app.timetable import Timetable
 from distcron_app.timetable.calendars import Excluding, Exclusions
 from distcron_app.timetable.spread import spread_instant
@@ -58,7 +61,7 @@ BACKSTOP_SECONDS = 2.0
 # How long a schedule that was lost at the lock is left alone, with jitter.
 STAND_BACK_SECONDS = 0.3
 _TICK = timedelta(microseconds=1)
-# How long an occurrence waits behind a run of its schedule that began after it was due.
+# How long an occurrence waits behind a run of its scope that began after it was due.
 TURN_SECONDS = 0.5
 # Due rows read for each run that could start, so that nodes find different ones.
 READ_AHEAD = 8
@@ -106,6 +109,8 @@ class _Due:
     spread_key: str
     next_run_at: datetime
     now: datetime
+    # The concurrency key with the arguments filled in; "" for the schedule itself.
+    scope: str
     columns: tuple[Any, ...]
 
     @property
@@ -114,13 +119,13 @@ class _Due:
 
     @property
     def is_exclusive(self) -> bool:
-        """Return True where one run at most is active, so that one lock guards the schedule."""
+        """Return True where one run at most is active, so that one lock guards all of them."""
         return is_exclusive(self.overlap, self.max_active)
 
     @property
     def lock_name(self) -> str:
         if self.is_exclusive:
-            return schedule_lock_name(self.pk)
+            return scope_lock_name(self.scope) if self.scope else schedule_lock_name(self.pk)
         return occurrence_lock_name(self.pk, self.next_run_at)
 
     @property
@@ -184,14 +189,21 @@ class _Queued(NamedTuple):
     due_at: datetime
     now: datetime
     priority: int
+    concurrency_key: str
     lock_level: str
     overlap: str
     max_active: int | None
 
     @property
+    def scope(self) -> tuple[int, str]:
+        """Return what it waits for its turn with: its key, or else its schedule."""
+        return (0, self.concurrency_key) if self.concurrency_key else (self.schedule_id, "")
+
+    @property
     def lock_name(self) -> str:
         if is_exclusive(self.overlap, self.max_active):
-            return schedule_lock_name(self.schedule_id)
+            key = self.concurrency_key
+            return scope_lock_name(key) if key else schedule_lock_name(self.schedule_id)
         return occurrence_lock_name(self.schedule_id, self.due_at)
 
 
@@ -201,13 +213,15 @@ _QUEUED_COLUMNS = (
     "due_at",
     "now",
     "priority",
+    "concurrency_key",
     "schedule__lock_level",
     "schedule__overlap",
     "schedule__max_active",
 )
-_OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name != "columns")
+_COMPUTED = ("scope", "columns")
+_OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name not in _COMPUTED)
 _SPLIT = len(_OWN)
-_COLUMNS = (*_OWN, *TIMETABLE_FIELDS)
+_COLUMNS = ("concurrency_key", "keyed_arguments", *_OWN, *TIMETABLE_FIELDS)
 
 
 class Dispatcher:
@@ -290,10 +304,10 @@ class Dispatcher:
         ahead = next((row for row in found if row.due_at > row.now), None)
         if ahead is not None:
             self.queued_wait_seconds = (ahead.due_at - ahead.now).total_seconds()
-        # One run of a schedule at a time, the first in their order; what is behind it waits.
-        first = {row.schedule_id: row for row in reversed(due)}
-        here = self._leases.schedules()
-        free = [row for row in due if first[row.schedule_id] is row and row.schedule_id not in here]
+        # One run of a scope at a time, the first in their order; what is behind it waits.
+        first = {row.scope: row for row in reversed(due)}
+        here = self._leases.names()
+        free = [row for row in due if first[row.scope] is row and row.lock_name not in here]
         urgent = [row for row in free if self._is_urgent(row)][: capacity + reserved]
         others = [row for row in free if not self._is_urgent(row)]
         chosen = urgent + others[: min(capacity, capacity + reserved - len(urgent))]
@@ -350,6 +364,9 @@ class Dispatcher:
         soon = self._served(self._config.poll_seconds)
         if capacity <= 0:
             rows = _read(soon.filter(pk__in=self._leases.schedules()), limit)
+            if any(map(is_scope_lock, self._leases.names())):
+                # Others of that scope are decided here as well; which, only their keys tell.
+                rows += _read(soon.exclude(concurrency_key=""), limit)
             if reserved > 0:
                 urgent = soon.filter(priority__gte=self._config.reserved_priority)
                 rows += _read(urgent.by_priority(), limit)
@@ -369,14 +386,14 @@ class Dispatcher:
         return due.exclude(lock_level__in=self._waiting_levels())
 
     def _choose(self, due: Sequence[_Due], capacity: int, reserved: int) -> list[_Due]:
-        here = self._leases.schedules()
+        here = self._leases.names()
         now = self._clock.monotonic()
         free: list[_Due] = []
         chosen: list[_Due] = []
         for row in due:
             lost_at, again_at = self._standing_back.get(row.pk, (None, 0.0))
-            if row.pk in here:
-                if not self._waits_its_turn(row, here[row.pk]):
+            if row.lock_name in here:
+                if not self._waits_its_turn(row, here[row.lock_name]):
                     chosen.append(row)
             elif lost_at != row.next_run_at or now >= again_at:
                 free.append(row)
@@ -403,7 +420,7 @@ class Dispatcher:
     def _decide(self, rows: Sequence[_Due]) -> tuple[list[Decision], tuple[str, ...]]:
         decisions: list[Decision] = []
         invalid: list[str] = []
-        for row in rows:
+        for row in sorted(rows, key=lambda row: (-row.priority, row.next_run_at)):
             try:
                 decision = self._decision(row)
             except (TimetableError, UnknownJob, ConfigurationError) as error:
@@ -412,7 +429,8 @@ class Dispatcher:
             else:
                 if decision is not None:
                     decisions.append(decision)
-        return decisions, tuple(invalid)
+        # The others of a scope come with the next tick, when it is known what this one did.
+        return lifecycle.one_of_each_scope(decisions), tuple(invalid)
 
     def _decision(self, row: _Due) -> Decision | None:
         try:
@@ -454,6 +472,7 @@ class Dispatcher:
             # Of the timetable itself: excluded instants get their turn, and their row.
             next_run_at=plan.next if exclusions is None else after,
             owner_token=new_owner_token(),
+            concurrency_key=row.scope,
             run_at=plan.run,
             due_at=None if plan.run is None else row.spread(plan.run),
             queue=row.paced(plan.then),
@@ -469,7 +488,7 @@ class Dispatcher:
     def _claim(
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
     ) -> tuple[Claimed, tuple[str, ...]]:
-        here = self._leases.schedules()
+        here = self._leases.names()
         wanted = {
             decision.owner_token: Grant(
                 level=self._find_level(rows[decision.schedule_id].lock_level),
@@ -482,7 +501,7 @@ class Dispatcher:
         granted = self._acquire(
             wanted[decision.owner_token]
             for decision in decisions
-            if decision.schedule_id not in here
+            if wanted[decision.owner_token].name not in here
         )
         kept: list[Decision] = []
         stood_back: list[str] = []
@@ -490,7 +509,7 @@ class Dispatcher:
             row, grant = rows[decision.schedule_id], wanted[decision.owner_token]
             if self._may_claim(grant, granted, row.late_seconds):
                 kept.append(decision)
-            elif row.pk in here:
+            elif grant.name in here:
                 # Only what overlaps is decided here; at a gate the lock may be ours already.
                 only_beside = grant.level.is_strict
                 kept.append(dataclasses.replace(decision, only_beside=only_beside))
@@ -607,9 +626,22 @@ class Dispatcher:
 
 def _read(schedules: ScheduleQuerySet, limit: int) -> list[_Due]:
     rows = schedules.annotate(
-        now=DatabaseNow(), calendar_revision=models.F("calendar__revision")
+        now=DatabaseNow(),
+        calendar_revision=models.F("calendar__revision"),
+        keyed_arguments=models.Case(
+            models.When(~models.Q(concurrency_key=""), then=models.F("arguments")),
+            output_field=models.JSONField(null=True),
+        ),
     ).values_list(*_COLUMNS)[:limit]
-    return [_Due(*(*row[:_SPLIT], row[_SPLIT:])) for row in rows]
+    return [_due(key, arguments, row) for key, arguments, *row in rows]
+
+
+def _due(key: str, arguments: dict[str, Any] | None, row: list[Any]) -> _Due:
+    own, columns = row[:_SPLIT], tuple(row[_SPLIT:])
+    found = _Due(*(*own, "", columns))
+    if not key:
+        return found
+    return dataclasses.replace(found, scope=rendered_key(key, found.job, arguments or {}))
 
 
 def _foremost(rows: Iterable[_Due], count: int) -> list[_Due]:
@@ -656,6 +688,7 @@ def _skipping(row: _Due, exclusions: Exclusions) -> Decision:
         seen_next_run_at=row.next_run_at,
         next_run_at=timetable.first_after(row.timetable, span.last, ends_at=row.ends_at),
         owner_token=new_owner_token(),
+        concurrency_key=row.scope,
         skips=(dataclasses.replace(skip, details=(skip.details or {}) | {"why": reason}),),
     )
 

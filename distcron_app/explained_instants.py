@@ -17,7 +17,7 @@ from distcron_app import audit
 from distcron_app.conf import get_config
 from distcron_app.errors import ConfigurationError, TimetableError
 from distcron_app.explanations import explain, inert, node_label
-from distcron_app.history import Membership, membership
+from distcron_app.history import Membership, blocking_schedule, membership
 from distcron_app.instants import parse_wall
 from distcron_app.locks import get_level
 from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, RunQuerySet, Schedule
@@ -291,7 +291,8 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
     attempts = list(run.attempts.order_by("number"))
     members = membership() if run.state == Run.State.QUEUED else None
     served = members.served if members and members.alive else None
-    found = explain(run, case.now, attempts, served=served)
+    other = blocking_schedule(run)
+    found = explain(run, case.now, attempts, served=served, blocking_schedule=other)
     sentence, code = found.why, _code_of(run)
     if run.reason == Run.Reason.CALENDAR and case.at != run.scheduled_at:
         # The row names the reason of its first day, which may be another one.
@@ -305,6 +306,8 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
     facts += _decided(run)
     if found.blocked_by is not None:
         facts.append(Fact(code="blocked_by", label=_("blocked by run"), value=found.blocked_by))
+    if other:
+        facts.append(Fact(code="blocked_by_schedule", label=_("of the schedule"), value=other))
     if found.stretch is not None:
         facts += _stretch_facts(found.stretch.first, found.stretch.last, found.stretch.count)
     facts += [*gap, *_policy(case.schedule, run)]

@@ -119,14 +119,39 @@ def explain(
     attempts: Sequence[Attempt] = (),
     *,
     served: Collection[str] | None = None,
+    blocking_schedule: str = "",
 ) -> Explanation:
     """Return the sentences for ``run``, whose node and schedule should be joined.
 
     ``attempts`` are those that ended before, the newest last; ``served`` are the queues that
-    nodes serve, None for every one.
+    nodes serve, None for every one. ``blocking_schedule`` is the name of the schedule of the
+    run that blocked it, where that is another one.
     """
     warning = _lock_warning(run) or _queue_warning(run, served)
-    return dataclasses.replace(_explained(run, now, attempts), warning=warning)
+    found = _explained(run, now, attempts)
+    if blocking_schedule and found.blocked_by is not None:
+        found = dataclasses.replace(found, why=_beside_other(run, inert(blocking_schedule)))
+    return dataclasses.replace(found, warning=warning)
+
+
+def _beside_other(run: Run, schedule: str) -> str:
+    facts = {"schedule": schedule, "key": inert(run.concurrency_key)}
+    if run.state == Run.State.QUEUED:
+        message = _(
+            "It waits until a run of “%(schedule)s” has ended, which has the same concurrency "
+            "key %(key)s."
+        )
+    elif isinstance(run.details, dict) and run.details.get("replaced"):
+        message = _(
+            "It did not run: while it waited behind a run of “%(schedule)s”, a newer occurrence "
+            "with the same concurrency key %(key)s took its place."
+        )
+    else:
+        message = _(
+            "It did not run: a run of “%(schedule)s”, which has the same concurrency key "
+            "%(key)s, was still active."
+        )
+    return message % facts
 
 
 def unserved_queue(queue: str, count: int) -> str:

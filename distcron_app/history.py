@@ -47,6 +47,7 @@ __all__ = [
     "Membership",
     "Overview",
     "RunPage",
+    "blocking_schedule",
     "daily_counts",
     "find_run",
     "forecast",
@@ -323,6 +324,19 @@ def find_run(run_id: int) -> tuple[Run | None, Sequence[Attempt], RunOutput | No
         return None, (), None
     attempts = Attempt.objects.filter(run=run_id).select_related("node").order_by("fencing_token")
     return run, list(attempts), RunOutput.objects.filter(pk=run_id).first()
+
+
+def blocking_schedule(run: Run) -> str:
+    """Return the name of the other schedule whose run blocked this one; "" for its own.
+
+    One query where the run has a concurrency key and was blocked, else none.
+    """
+    details = run.details if isinstance(run.details, dict) else {}
+    blocked_by = details.get("blocked_by")
+    if not run.concurrency_key or not isinstance(blocked_by, int):
+        return ""
+    others = Run.objects.filter(pk=blocked_by).exclude(schedule=run.schedule_id)
+    return others.values_list("schedule_name", flat=True).first() or ""
 
 
 def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:

@@ -281,7 +281,11 @@ class RunPage(Page):
             "attempts": attempts,
             "text": text,
             "explanation": explanations.explain(
-                run, self.membership.now, attempts, served=self._served()
+                run,
+                self.membership.now,
+                attempts,
+                served=self._served(),
+                blocking_schedule=history.blocking_schedule(run),
             ),
             "release": history.release_of(run, attempts),
             "run_zone": _zone_name(run.schedule),
@@ -347,6 +351,7 @@ class SchedulePage(Page):
             "schedule": schedule,
             "words": schedule.in_words(),
             "meanwhile": explanations.during_a_pause(schedule),
+            "scope": schedule.scope(),
             "upcoming": _upcoming(schedule),
             "marks": _marks(schedule, self.membership.now, page.rows),
             "page": page,
@@ -516,7 +521,8 @@ class Action(Page):
         try:
             return self.act(target, **author, **form.cleaned_data)
         except ScheduleBusy as error:
-            return self.confirm(target, form, status=409, blocked_by=error.blocked_by)
+            facts = {"blocked_by": error.blocked_by, "other_schedule": error.other}
+            return self.confirm(target, form, status=409, **facts)
         except (UnknownJob, InvalidArguments, RunMovedOn, StaleVersion) as error:
             return self.confirm(target, form, status=409, problem=str(error))
 

@@ -65,7 +65,10 @@ _MORE = (
 )
 # Groups of policies, folded until somebody opens them or one of their fields is wrong.
 _POLICIES = (
-    (gettext_lazy("While a run is still active"), ("overlap", "max_active", "max_queued")),
+    (
+        gettext_lazy("While a run is still active"),
+        ("overlap", "max_active", "max_queued", "concurrency_key"),
+    ),
     (
         gettext_lazy("Occurrences that are late"),
         (

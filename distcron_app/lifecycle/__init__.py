@@ -22,7 +22,14 @@ second after an edit moves ``next_run_at`` back.
 """
 
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
-from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
+from distcron_app.lifecycle.claim import (
+    claim,
+    claim_queued,
+    one_of_each_scope,
+    queue_again,
+    queue_manual,
+    read_back,
+)
 from distcron_app.lifecycle.outcome import (
     FinishResult,
     finish,
@@ -41,6 +48,7 @@ from distcron_app.lifecycle.recovery import (
     recover,
     recover_owned,
     release,
+    release_scope,
     runs_again,
     settle_strays,
 )
@@ -81,6 +89,7 @@ __all__ = [
     "finish",
     "give_back",
     "note_lease_lost",
+    "one_of_each_scope",
     "prune",
     "queue_again",
     "queue_manual",
@@ -88,6 +97,7 @@ __all__ = [
     "recover",
     "recover_owned",
     "release",
+    "release_scope",
     "report_progress",
     "request_cancel",
     "runs_again",

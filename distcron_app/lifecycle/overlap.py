@@ -1,4 +1,4 @@
-"""What happens to an occurrence whose schedule already has as many active runs as it may.
+"""What happens to an occurrence whose scope already has as many active runs as it may.
 
 Pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
 """
@@ -6,21 +6,44 @@ Pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Iterable
+from typing import Any, Literal, NamedTuple
 
 from django.db import models
+from django.db.models.functions import MD5
 
-from distcron_app.models import Run, Schedule
+from distcron_app.models import Run, RunQuerySet, Schedule
 
-__all__ = ["Fate", "OpenRuns", "fate", "open_runs"]
+__all__ = ["IN_QUEUE", "Fate", "OpenRuns", "Scope", "fate", "in_scope", "open_runs"]
 
 Fate = Literal["start", "queue", "skip"]
 
 
+# What a person queued takes no place in the queue.
+IN_QUEUE = models.Q(
+    state=Run.State.QUEUED,
+    attempt=0,
+    reason=Run.Reason.OVERLAP,
+    trigger=Run.Trigger.TIMETABLE,
+)
+
+
+class Scope(NamedTuple):
+    """Which runs count for an occurrence: those of its schedule, or of its concurrency key."""
+
+    schedule_id: int
+    key: str = ""
+
+    def counts_for(self, scope: Scope) -> bool:
+        """Return True where a run of this schedule and key is one of ``scope``."""
+        if scope.key and self.key:
+            return scope.key == self.key
+        return scope.schedule_id == self.schedule_id
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRuns:
-    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones."""
+    """The open runs of a scope: ``active`` ones, the first of them, and ``waiting`` ones."""
 
     active: int = 0
     blocked_by: int | None = None
@@ -50,28 +73,73 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
 _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
 
 
-def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
-    """Return the open runs of the schedules that have any, by one read."""
-    is_active = ~models.Q(state=Run.State.QUEUED) | models.Q(attempt__gt=0)
-    # What a person queued takes no place in the schedule's queue.
-    waits = models.Q(
-        state=Run.State.QUEUED,
-        attempt=0,
-        reason=Run.Reason.OVERLAP,
-        trigger=Run.Trigger.TIMETABLE,
+def open_runs(scopes: Collection[Scope]) -> dict[Scope, OpenRuns]:
+    """Return the open runs of each scope, by one read, and one more where there are keys.
+
+    Without a key they are the runs of the schedule, whatever their keys. With one they are
+    the runs of every schedule with that key, and those of the schedule without any.
+    """
+    keys = {scope.key for scope in scopes if scope.key}
+    own = _counted("schedule_id", [scope.schedule_id for scope in scopes])
+    shared = _counted("concurrency_key", keys) if keys else {}
+    return {
+        scope: _together(
+            each.runs
+            for each in (
+                *(row for row in own.get(scope.schedule_id, ()) if not (scope.key and row.key)),
+                *(shared.get(scope.key, ()) if scope.key else ()),
+            )
+        )
+        for scope in scopes
+    }
+
+
+def in_scope(scope: Scope) -> RunQuerySet:
+    """Return the open runs that count for ``scope``, as ``open_runs`` does."""
+    own = models.Q(schedule=scope.schedule_id)
+    if scope.key:
+        # The text first, for its index; then as equal as Python finds it.
+        same = models.Q(concurrency_key=scope.key, exactly=MD5(models.Value(scope.key)))
+        own = same | (own & models.Q(concurrency_key=""))
+    return Run.objects.open().annotate(exactly=MD5("concurrency_key")).filter(own)
+
+
+def _together(runs: Iterable[OpenRuns]) -> OpenRuns:
+    each = list(runs)
+    first = [found.blocked_by for found in each if found.blocked_by is not None]
+    return OpenRuns(
+        active=sum(found.active for found in each),
+        blocked_by=min(first, default=None),
+        waiting=sum(found.waiting for found in each),
     )
+
+
+class _Counted(NamedTuple):
+    key: str
+    runs: OpenRuns
+
+
+def _counted(column: str, values: Collection[Any]) -> dict[Any, list[_Counted]]:
+    """Return the open runs by ``column``, each list by concurrency key.
+
+    Keys are as Python finds them equal; a collation may take others for the same.
+    """
+    is_active = ~models.Q(state=Run.State.QUEUED) | models.Q(attempt__gt=0)
     rows = (
         Run.objects.open()
-        .filter(schedule__in=list(schedule_ids))
+        .filter(**{f"{column}__in": list(values)})
         .order_by()
-        .values_list("schedule_id")
+        .annotate(exactly=MD5("concurrency_key"))
+        .values_list("schedule_id", "concurrency_key", "exactly")
         .annotate(
             active=models.Count("id", filter=is_active),
             first=models.Min("id", filter=is_active),
-            waiting=models.Count("id", filter=waits),
+            waiting=models.Count("id", filter=IN_QUEUE),
         )
     )
-    return {
-        pk: OpenRuns(active=active, blocked_by=first, waiting=waiting)
-        for pk, active, first, waiting in rows
-    }
+    found: dict[Any, list[_Counted]] = {}
+    for schedule_id, key, _exactly, active, first, waiting in rows:
+        runs = OpenRuns(active=active, blocked_by=first, waiting=waiting)
+        name = schedule_id if column == "schedule_id" else key
+        found.setdefault(name, []).append(_Counted(key, runs))
+    return found

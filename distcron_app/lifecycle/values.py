@@ -48,11 +48,14 @@ class Skip:
 class Decision:
     """What a node wants to write for one due schedule, seen at ``version``.
 
-    ``run_at`` is the occurrence to run, or None; it is held back until ``due_at`` where
-    that is later (the schedule is spread). ``queue`` are further occurrences to run after it,
-    each with the instant from which it may start. ``next_run_at`` is where the schedule stands
+        ``run_at`` is the occurrence to run, or None; it is held back until ``due_at`` where
+        that is later (the schedule is spread). ``queue`` are further occurrences to run after it,
+        each with the instant from which it may start. ``next_run_at`` is where the schedule stands
     afterwards; None means that no instant is left. With ``only_beside`` nothing is decided
-    unless a run is active: the node holds no lock that would let it start another one.
+        unless a run is active: the node holds no lock that would let it start another one.
+        ``concurrency_key`` is the schedule's with its arguments filled in, "" for none.
+     With ``only_beside`` nothing is decided
+        unless a run is active: the node holds no lock that would let it start another one.
     """
 
     schedule_id: int
@@ -65,6 +68,7 @@ class Decision:
     skips: tuple[Skip, ...] = ()
     queue: tuple[tuple[datetime, datetime], ...] = ()
     only_beside: bool = False
+    concurrency_key: str = ""
 
     @property
     def is_held_back(self) -> bool:

@@ -30,11 +30,13 @@ from distcron_app.models.schedules import (
     ScheduleQuerySet,
     timetable_of,
 )
+from distcron_app.models.scopes import SCOPE_BUCKETS, ScopeLock, scope_bucket
 
 __all__ = [
     "PERSON_FIELDS",
     "PLANNING_FIELDS",
     "POLICY_FIELDS",
+    "SCOPE_BUCKETS",
     "TIMETABLE_FIELDS",
     "Attempt",
     "AuditEntry",
@@ -48,10 +50,12 @@ __all__ = [
     "RunQuerySet",
     "Schedule",
     "ScheduleQuerySet",
+    "ScopeLock",
     "default_timezone",
     "ended_attempt",
     "exclusions_of",
     "is_exclusive",
+    "scope_bucket",
     "served_queues",
     "timetable_of",
 ]

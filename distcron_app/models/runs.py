@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from django.db import models
 from django.db.models import Q
-from django.db.models.functions import Coalesce
+from django.db.models.functions import MD5, Coalesce
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -53,12 +53,18 @@ class RunQuerySet(models.QuerySet["Run"]):
         They would fill the batch of each read. A spread occurrence stays in: what becomes
         of it is decided when it is due.
         """
-        active = (
-            Run.objects.filter(schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES)
-            .order_by()
-            .values("schedule")
-            .annotate(count=models.Count("pk"))
-            .values("count")
+        active = Run.objects.filter(state__in=Run.ACTIVE_STATES)
+        of_schedule = active.filter(schedule=models.OuterRef("schedule"))
+        of_scope = (
+            active.exclude(concurrency_key="")
+            .filter(concurrency_key=models.OuterRef("concurrency_key"))
+            # As equal as Python finds them: a collation may take more for the same.
+            .annotate(exactly=MD5("concurrency_key"))
+            .filter(exactly=MD5(models.OuterRef("concurrency_key")))
+        )
+        count = models.Case(
+            models.When(concurrency_key="", then=_count(of_schedule, "schedule")),
+            default=_count(of_scope, "concurrency_key"),
         )
         limit = models.Case(
             models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
@@ -66,7 +72,7 @@ class RunQuerySet(models.QuerySet["Run"]):
             default=models.Value(1),
         )
         is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
-        return self.annotate(active_count=Coalesce(models.Subquery(active), 0), limit=limit).filter(
+        return self.annotate(active_count=Coalesce(count, 0), limit=limit).filter(
             is_spread | models.Q(active_count__lt=models.F("limit"))
         )
 
@@ -74,6 +80,11 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return claimed and running runs whose node is dead or left."""
         gone = Node.objects.exclude(state__in=Node.MEMBER_STATES).values("id")
         return self.filter(state__in=["claimed", "running"], node__in=gone)
+
+
+def _count(runs: RunQuerySet, column: str) -> models.Subquery:
+    counted = runs.order_by().values(column).annotate(count=models.Count("pk"))
+    return models.Subquery(counted.values("count"))
 
 
 class Run(models.Model):
@@ -219,6 +230,11 @@ class Run(models.Model):
                 fields=["schedule", "state"],
                 name="distcron_run_open",
                 condition=Q(state__in=["queued", "claimed", "running"]),
+            ),
+            models.Index(
+                fields=["concurrency_key"],
+                name="distcron_run_scope",
+                condition=Q(state__in=["queued", "claimed", "running"]) & ~Q(concurrency_key=""),
             ),
         ]
         constraints = [

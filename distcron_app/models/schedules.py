@@ -21,6 +21,7 @@ from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.locks import level_problem
 from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
 from distcron_app.models.policies import POLICY_FIELDS, Policies
+from distcron_app.scopes import key_problem, rendered_key
 from distcron_app.timetable import (
     MAX_TEXT,
     Timetable,
@@ -409,6 +410,8 @@ class Schedule(Policies):
         try:
             found = registry.get(self.job)
             self.arguments = found.dump(found.check(self.arguments))
+            if problem := key_problem(self.concurrency_key, found, self.arguments):
+                problems["concurrency_key"] = [problem]
         except UnknownJob as error:
             problems["job"] = [str(error)]
         except InvalidArguments as error:
@@ -455,6 +458,15 @@ class Schedule(Policies):
             return describe(self.timetable(), timezone=self.timezone)
         except TimetableError:
             return self.cron or str(self.get_kind_display())
+
+    def scope(self, arguments: Mapping[str, Any] | None = None) -> str:
+        """Return the concurrency key of a run with these arguments; "" for the schedule itself.
+
+        By default with the schedule's own. Schedules that return the same one count as one
+        for overlapping runs.
+        """
+        given = self.arguments if arguments is None else arguments
+        return rendered_key(self.concurrency_key, self.job, given)
 
     def first_after(self, instant: datetime) -> datetime | None:
         """Return the first instant after ``instant`` within the bounds, or None."""

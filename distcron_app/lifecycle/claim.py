@@ -382,7 +382,7 @@ WITH scopes AS (
             s.max_attempts, s.queue, s.priority, s.isolation, s.run_timeout_seconds,
             s.kill_grace_seconds, s.memory_limit_mb
 ), wanted AS (
-  SELECT w.*, m.*, s.key AS concurrency_key, f.blocked_by, f.waiting, f.fate,
+  SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
          CASE WHEN w.reason = 'catch_up' THEN 'queued'
               WHEN w.reason <> '' THEN 'skipped'
@@ -392,11 +392,11 @@ WITH scopes AS (
               WHEN m.delivery = 'at_least_once' THEN 'running'
               ELSE 'claimed' END AS new_state
   FROM unnest(%(w_ids)s::bigint[], %(w_at)s::timestamptz[], %(w_due)s::timestamptz[],
-              %(w_reason)s::text[], %(w_details)s::text[], %(w_token)s::text[])
-       AS w(schedule_id, scheduled_at, due_at, reason, details, owner_token)
+              %(w_reason)s::text[], %(w_details)s::text[], %(w_token)s::text[],
+              %(w_key)s::text[])
+       AS w(schedule_id, scheduled_at, due_at, reason, details, owner_token, concurrency_key)
   JOIN moved m ON m.id = w.schedule_id
   JOIN fates f ON f.id = w.schedule_id
-  JOIN scopes s ON s.id = w.schedule_id
 ), inserted AS (
   INSERT INTO distcron_run (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
@@ -475,6 +475,7 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
         "w_reason": [row.reason for row in rows],
         "w_details": [None if row.details is None else _json(row.details) for row in rows],
         "w_token": [row.owner_token for row in rows],
+        "w_key": [row.concurrency_key for row in rows],
         "node": node_id,
     }
 
@@ -488,6 +489,7 @@ class _Wanted(NamedTuple):
     reason: str = ""
     details: dict[str, Any] | None = None
     owner_token: str = ""
+    concurrency_key: str = ""
 
 
 def _wanted_rows(decision: Decision) -> list[_Wanted]:
@@ -506,7 +508,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
         rows.append(
             _Wanted(decision.schedule_id, decision.run_at, due_at, owner_token=decision.owner_token)
         )
-    return rows
+    return [row._replace(concurrency_key=decision.concurrency_key) for row in rows]
 
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
@@ -629,7 +631,6 @@ def _insert_portable(
         _new_run(
             schedules[wanted.schedule_id],
             wanted,
-            decision.concurrency_key,
             (fates[wanted.schedule_id], runs[wanted.schedule_id]),
             node_id,
             now,
@@ -672,7 +673,6 @@ def _skipped(run: Run, schedule: Schedule) -> SkippedRun:
 def _new_run(
     schedule: Schedule,
     wanted: _Wanted,
-    concurrency_key: str,
     overlapped: tuple[Fate, OpenRuns],
     node_id: UUID,
     now: datetime,
@@ -686,7 +686,7 @@ def _new_run(
         delivery=schedule.delivery,
         queue=schedule.queue,
         priority=schedule.priority,
-        concurrency_key=concurrency_key,
+        concurrency_key=wanted.concurrency_key,
         scheduled_at=wanted.scheduled_at,
         due_at=wanted.due_at,
         fencing_token=schedule.fencing_token,

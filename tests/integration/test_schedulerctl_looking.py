@@ -363,6 +363,7 @@ class TestLocks:
             "name": f"schedule:{schedule.pk}",
             "level": "standard",
             "schedule": "invoice-close",
+            "concurrency_key": "",
             "owner_token": "f" * 32,
             "node": "web-1",
             "node_state": "alive",

@@ -45,6 +45,7 @@ __all__ = [
     "Parameter",
     "Signature",
     "ValueType",
+    "is_secret_name",
     "json_problem",
     "mask",
     "masked_arguments",
@@ -101,7 +102,7 @@ class Parameter:
     @property
     def is_secret(self) -> bool:
         """Tell whether the name says that values must not be shown."""
-        return _is_secret(self.name)
+        return is_secret_name(self.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,12 +483,13 @@ _CONVERTERS: dict[str, Callable[[Any, ValueType], Any]] = {
 }
 
 
-def _is_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
+    """Return True for the name of an argument whose values must not be shown."""
     return any(_SECRET_WORDS.match(part.lower()) for part in _WORD_PARTS.findall(name))
 
 
 def _masked(name: str, value: Any) -> Any:
-    if _is_secret(name):
+    if is_secret_name(name):
         return MASK
     if isinstance(value, dict):
         return masked_arguments(value)
@@ -499,7 +501,7 @@ def _masked(name: str, value: Any) -> Any:
 def _secret_values(value: Any, *, is_secret: bool = False) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _secret_values(item, is_secret=is_secret or _is_secret(str(name)))
+            yield from _secret_values(item, is_secret=is_secret or is_secret_name(str(name)))
     elif isinstance(value, list):
         for item in value:
             yield from _secret_values(item, is_secret=is_secret)

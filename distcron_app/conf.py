@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -24,13 +24,14 @@ from django.utils.translation import gettext as _
 
 from distcron_app.errors import ConfigurationError
 
-__all__ = ["Config", "get_config", "problems"]
+__all__ = ["Config", "checked_queues", "contradictions", "get_config", "problems"]
 
 LOCK_BACKENDS = ("auto", "redis", "file", "memory", "none")
 # What a lock level may be made of, besides the backend of the level "standard".
 LEVEL_PARTS = ("redis", "redlock", "file", "memory", "database")
 STANDARD = "standard"
 _LEVEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,19}")
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,11 @@ class Config:
     # Worker processes of a node, and threads in each.
     processes: int = 2
     threads: int = 8
+    # Queues that a node serves; empty is all of them.
+    queues: tuple[str, ...] = ()
+    # Slots of a node that only runs of at least this priority may use.
+    reserved_slots: int = 0
+    reserved_priority: int = 50
     # How long SIGTERM waits for running jobs.
     drain_seconds: float = 25.0
     # Most occurrences claimed in one transaction.
@@ -126,6 +132,10 @@ class Config:
         """Return how many runs this node executes at once."""
         return self.processes * self.threads
 
+    def serves(self, queue: str) -> bool:
+        """Return True where a node with these settings runs what is in ``queue``."""
+        return not self.queues or queue in self.queues
+
 
 _FIELDS = {field.name.upper(): field for field in dataclasses.fields(Config)}
 # (smallest, largest) of the numbers, in the unit of the key.
@@ -136,6 +146,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "MISFIRE_GRACE_SECONDS": (1, 86_400),
     "PROCESSES": (1, 256),
     "THREADS": (1, 256),
+    "RESERVED_SLOTS": (0, 65_535),
+    "RESERVED_PRIORITY": (-100, 100),
     "DRAIN_SECONDS": (0, 86_400),
     "BATCH_SIZE": (1, 10_000),
     "POLL_SECONDS": (0.05, 60),
@@ -187,7 +199,7 @@ def _read(given: object) -> tuple[Config, list[ConfigurationError]]:
         except ConfigurationError as error:
             found.append(error)
     config = Config(**values) if not found else Config()
-    found.extend(_contradictions(config))
+    found.extend(contradictions(config))
     return config, found
 
 
@@ -199,6 +211,8 @@ def _checked(key: str, value: Any) -> Any:
     default = _FIELDS[key].default
     if key == "LOCK_LEVELS":
         return _checked_levels(key, value)
+    if key == "QUEUES":
+        return checked_queues(_checked_names(key, value))
     if isinstance(default, tuple):
         return _checked_names(key, value)
     accepted: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
@@ -234,6 +248,18 @@ def _checked_names(key: str, value: Any) -> tuple[str, ...]:
         _("must be a list of strings, got %r.") % (value,),
         _('Write ["one", "two"], or [] for none.'),
     )
+
+
+def checked_queues(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the queues that a node is to serve. Raise ConfigurationError for what is no name."""
+    wrong = [name for name in names if not _QUEUE_NAME.fullmatch(name)]
+    if wrong:
+        raise ConfigurationError(
+            "QUEUES",
+            _("got the queue name %r.") % wrong[0],
+            _("Use letters, digits, '-' and '_', at most 50."),
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _checked_levels(key: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -278,8 +304,18 @@ def _known_keys() -> str:
     return _("Known keys: %s.") % ", ".join(_FIELDS)
 
 
-def _contradictions(config: Config) -> list[ConfigurationError]:
+def contradictions(config: Config) -> list[ConfigurationError]:
+    """Return what does not fit together in these settings."""
     found = []
+    if config.reserved_slots >= config.slots:
+        found.append(
+            ConfigurationError(
+                "RESERVED_SLOTS",
+                _("%(reserved)d of %(slots)d slots leave none for the other runs.")
+                % {"reserved": config.reserved_slots, "slots": config.slots},
+                _("Reserve fewer, or give the node more PROCESSES or THREADS."),
+            )
+        )
     if config.heartbeat_seconds * 2 > config.node_lease_seconds:
         found.append(
             ConfigurationError(

@@ -32,19 +32,23 @@ from distcron_app.lifecycle import Claimed, ClaimedRun, Decision, Skip
 from distcron_app.locks import (
     Lease,
     Level,
+    is_scope_lock,
     new_owner_token,
     occurrence_lock_name,
     schedule_lock_name,
+    scope_lock_name,
 )
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Run,
     RunQuerySet,
     Schedule,
+    ScheduleQuerySet,
     exclusions_of,
     is_exclusive,
     timetable_of,
 )
+from distcron_app.scopes import rendered_key
 from distcron_app.timetable import Timetable
 from distcron_app.timetable.calendars import Excluding, Exclusions
 from distcron_app.timetable.spread import spread_instant
@@ -58,7 +62,7 @@ BACKSTOP_SECONDS = 2.0
 # How long a schedule that was lost at the lock is left alone, with jitter.
 STAND_BACK_SECONDS = 0.3
 _TICK = timedelta(microseconds=1)
-# How long an occurrence waits behind a run of its schedule that began after it was due.
+# How long an occurrence waits behind a run of its scope that began after it was due.
 TURN_SECONDS = 0.5
 # Due rows read for each run that could start, so that nodes find different ones.
 READ_AHEAD = 8
@@ -85,6 +89,8 @@ class _Due:
     job: str
     version: int
     lock_level: str
+    queue: str
+    priority: int
     overlap: str
     max_active: int | None
     misfire: str
@@ -104,6 +110,8 @@ class _Due:
     spread_key: str
     next_run_at: datetime
     now: datetime
+    # The concurrency key with the arguments filled in; "" for the schedule itself.
+    scope: str
     columns: tuple[Any, ...]
 
     @property
@@ -112,13 +120,13 @@ class _Due:
 
     @property
     def is_exclusive(self) -> bool:
-        """Return True where one run at most is active, so that one lock guards the schedule."""
+        """Return True where one run at most is active, so that one lock guards all of them."""
         return is_exclusive(self.overlap, self.max_active)
 
     @property
     def lock_name(self) -> str:
         if self.is_exclusive:
-            return schedule_lock_name(self.pk)
+            return scope_lock_name(self.scope) if self.scope else schedule_lock_name(self.pk)
         return occurrence_lock_name(self.pk, self.next_run_at)
 
     @property
@@ -181,14 +189,22 @@ class _Queued(NamedTuple):
     schedule_id: int
     due_at: datetime
     now: datetime
+    priority: int
+    concurrency_key: str
     lock_level: str
     overlap: str
     max_active: int | None
 
     @property
+    def scope(self) -> tuple[int, str]:
+        """Return what it waits for its turn with: its key, or else its schedule."""
+        return (0, self.concurrency_key) if self.concurrency_key else (self.schedule_id, "")
+
+    @property
     def lock_name(self) -> str:
         if is_exclusive(self.overlap, self.max_active):
-            return schedule_lock_name(self.schedule_id)
+            key = self.concurrency_key
+            return scope_lock_name(key) if key else schedule_lock_name(self.schedule_id)
         return occurrence_lock_name(self.schedule_id, self.due_at)
 
 
@@ -197,13 +213,16 @@ _QUEUED_COLUMNS = (
     "schedule_id",
     "due_at",
     "now",
+    "priority",
+    "concurrency_key",
     "schedule__lock_level",
     "schedule__overlap",
     "schedule__max_active",
 )
-_OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name != "columns")
+_COMPUTED = ("scope", "columns")
+_OWN = tuple(field.name for field in dataclasses.fields(_Due) if field.name not in _COMPUTED)
 _SPLIT = len(_OWN)
-_COLUMNS = (*_OWN, *TIMETABLE_FIELDS)
+_COLUMNS = ("concurrency_key", "keyed_arguments", *_OWN, *TIMETABLE_FIELDS)
 
 
 class Dispatcher:
@@ -232,21 +251,22 @@ class Dispatcher:
         # Until the next queued run is due, at most a poll.
         self.queued_wait_seconds = config.poll_seconds
 
-    def tick(self, node_id: UUID, capacity: int) -> Tick:
-        """Claim up to ``capacity`` runs and return them.
+    def tick(self, node_id: UUID, capacity: int, *, reserved: int = 0) -> Tick:
+        """Claim up to ``capacity`` runs, the highest priority first, and return them.
 
-        With capacity 0 only schedules whose run is on this node are looked at, since
-        nobody else decides about those. Raise DatabaseError when the database is away;
-        ``settle`` then finds out what was committed.
+        ``reserved`` more may be claimed of at least the reserved priority. Without any
+        capacity only schedules whose run is on this node are looked at, since nobody else
+        decides about those. Raise DatabaseError when the database is away; ``settle`` then
+        finds out what was committed.
         """
-        rows = self._read_due(capacity)
+        rows = self._read_due(capacity, reserved)
         if not rows:
             return Tick(wait_seconds=self._config.poll_seconds)
         now = self._database_time = rows[0].now
         due = [row for row in rows if row.next_run_at <= now]
         ahead = [row.next_run_at for row in rows if row.next_run_at > now]
-        wait = (ahead[0] - now).total_seconds() if ahead else self._config.poll_seconds
-        chosen = self._choose(due, capacity)
+        wait = (min(ahead) - now).total_seconds() if ahead else self._config.poll_seconds
+        chosen = self._choose(due, capacity, reserved)
         if not chosen:
             return Tick(wait_seconds=min(wait, STAND_BACK_SECONDS if due else wait))
         decisions, invalid = self._decide(chosen)
@@ -264,21 +284,25 @@ class Dispatcher:
         )
 
     def claim_queued(
-        self, node_id: UUID, capacity: int, *, still_here: Collection[int] = ()
+        self,
+        node_id: UUID,
+        capacity: int,
+        *,
+        reserved: int = 0,
+        still_here: Collection[int] = (),
     ) -> Claimed:
         """Claim queued runs (by hand, given back, recovered, of backfills) whose time has come.
 
-        ``still_here`` are runs of which this node executes an attempt. One that was taken
-        from it is left to the others until that attempt has ended: a node never executes
-        two attempts of one run.
+        The capacity is meant as in ``tick``. ``still_here`` are runs of which this node
+        executes an attempt. One that was taken from it is left to the others until that
+        attempt has ended: a node never executes two attempts of one run.
         """
-        limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
         within = self._config.poll_seconds
-        found = self._read_queued(Run.objects.queued_due(within_seconds=within), limit)
+        found = self._read_queued(Run.objects.queued_due(within), capacity, reserved)
         of_backfills: list[_Queued] = []
-        if limit:
-            following = Run.objects.next_of_backfills(within_seconds=within)
-            of_backfills = self._read_queued(following, limit)
+        if capacity + reserved > 0:
+            following = Run.objects.next_of_backfills(within)
+            of_backfills = self._read_queued(following, capacity, reserved)
         # Last, so that the timetable of the same schedule goes first.
         found += of_backfills
         self.queued_wait_seconds = self._config.poll_seconds
@@ -287,11 +311,13 @@ class Dispatcher:
             self._database_time = found[0].now
         ahead = [(row.due_at - row.now).total_seconds() for row in found if row.due_at > row.now]
         self.queued_wait_seconds = min([self.queued_wait_seconds, *ahead])
-        # One run of a schedule at a time, the oldest first; what waits behind it waits.
-        oldest = {row.schedule_id: row for row in reversed(due)}
-        here = self._leases.schedules()
-        chosen = [row for pk, row in oldest.items() if pk not in here]
-        chosen = chosen[:capacity]
+        # One run of a scope at a time, the first in their order; what is behind it waits.
+        first = {row.scope: row for row in reversed(due)}
+        here = self._leases.names()
+        free = [row for row in due if first[row.scope] is row and row.lock_name not in here]
+        urgent = [row for row in free if self._is_urgent(row)][: capacity + reserved]
+        others = [row for row in free if not self._is_urgent(row)]
+        chosen = urgent + others[: min(capacity, capacity + reserved - len(urgent))]
         if not chosen:
             return Claimed()
         wanted = {row.pk: self._grant(row) for row in chosen}
@@ -312,15 +338,6 @@ class Dispatcher:
             self.queued_wait_seconds = 0.0
         return claimed
 
-    def _read_queued(self, runs: RunQuerySet, limit: int) -> list[_Queued]:
-        rows = (
-            runs.startable()
-            .exclude(schedule__lock_level__in=self._waiting_levels())
-            .annotate(now=DatabaseNow())
-            .values_list(*_QUEUED_COLUMNS)[:limit]
-        )
-        return [_Queued(*row) for row in rows]
-
     def settle(self, node_id: UUID) -> list[ClaimedRun]:
         """Read back claims whose COMMIT was not answered; return those that are ours after all.
 
@@ -332,34 +349,72 @@ class Dispatcher:
         self._take(runs)
         return runs
 
-    def _read_due(self, capacity: int) -> list[_Due]:
-        schedules = Schedule.objects.due(within_seconds=self._config.poll_seconds).exclude(
-            lock_level__in=self._waiting_levels()
-        )
+    def _read_queued(self, queued: RunQuerySet, capacity: int, reserved: int) -> list[_Queued]:
+        limit = max(READ_AT_LEAST, capacity + reserved) if capacity + reserved > 0 else 0
+        if self._config.queues:
+            queued = queued.filter(queue__in=self._config.queues)
         if capacity <= 0:
-            schedules = schedules.filter(pk__in=self._leases.schedules())
-        limit = min(self._config.batch_size, max(READ_AT_LEAST, capacity * READ_AHEAD))
-        rows = schedules.annotate(
-            now=DatabaseNow(), calendar_revision=models.F("calendar__revision")
-        ).values_list(*_COLUMNS)[:limit]
-        return [_Due(*(*row[:_SPLIT], row[_SPLIT:])) for row in rows]
+            queued = queued.filter(priority__gte=self._config.reserved_priority)
+        rows = (
+            queued.startable()
+            .exclude(schedule__lock_level__in=self._waiting_levels())
+            .annotate(now=DatabaseNow())
+            .values_list(*_QUEUED_COLUMNS)[:limit]
+        )
+        return [_Queued(*row) for row in rows]
 
-    def _choose(self, due: Sequence[_Due], capacity: int) -> list[_Due]:
-        here = self._leases.schedules()
+    def _read_due(self, capacity: int, reserved: int) -> list[_Due]:
+        """Read what is due, or soon will be, by one query; by two where more is due than fits.
+
+        The first reads the oldest instants, which an index has in order. Where all that it
+        brought is due, a second one reads what has a higher priority than the least of it,
+        in the order of another index: a flood of low ones keeps no high one out.
+        """
+        limit = min(self._config.batch_size, max(READ_AT_LEAST, (capacity + reserved) * READ_AHEAD))
+        soon = self._served(self._config.poll_seconds)
+        if capacity <= 0:
+            rows = _read(soon.filter(pk__in=self._leases.schedules()), limit)
+            if any(map(is_scope_lock, self._leases.names())):
+                # Others of that scope are decided here as well; which, only their keys tell.
+                rows += _read(soon.exclude(concurrency_key=""), limit)
+            if reserved > 0:
+                urgent = soon.filter(priority__gte=self._config.reserved_priority)
+                rows += _read(urgent.by_priority(), limit)
+        else:
+            rows = _read(soon, limit)
+            if len(rows) == limit and rows[-1].next_run_at <= rows[-1].now:
+                least = min(row.priority for row in rows)
+                rows += _read(self._served().filter(priority__gt=least).by_priority(), limit)
+        # A row may be in both.
+        return list({row.pk: row for row in rows}.values())
+
+    def _served(self, within_seconds: float = 0.0) -> ScheduleQuerySet:
+        """Return the due schedules of this node's queues whose locks can be had."""
+        due = Schedule.objects.due(within_seconds=within_seconds)
+        if self._config.queues:
+            due = due.filter(queue__in=self._config.queues)
+        return due.exclude(lock_level__in=self._waiting_levels())
+
+    def _choose(self, due: Sequence[_Due], capacity: int, reserved: int) -> list[_Due]:
+        here = self._leases.names()
         now = self._clock.monotonic()
         free: list[_Due] = []
         chosen: list[_Due] = []
         for row in due:
             lost_at, again_at = self._standing_back.get(row.pk, (None, 0.0))
-            if row.pk in here:
-                if not self._waits_its_turn(row, here[row.pk]):
+            if row.lock_name in here:
+                if not self._waits_its_turn(row, here[row.lock_name]):
                     chosen.append(row)
             elif lost_at != row.next_run_at or now >= again_at:
                 free.append(row)
-        if len(free) > capacity:
-            # Nodes that read the same rows must not all go for the first ones.
-            free = random.sample(free, max(0, capacity))
-        return chosen + free
+        urgent = _foremost(filter(self._is_urgent, free), capacity + reserved)
+        room = min(capacity, capacity + reserved - len(urgent))
+        others = _foremost((row for row in free if not self._is_urgent(row)), room)
+        return chosen + urgent + others
+
+    def _is_urgent(self, row: _Due | _Queued) -> bool:
+        """Return True for what may use the reserved slots."""
+        return row.priority >= self._config.reserved_priority
 
     def _waits_its_turn(self, row: _Due, running_since: datetime) -> bool:
         """Return True for an occurrence that was due before the run that is active began.
@@ -375,7 +430,7 @@ class Dispatcher:
     def _decide(self, rows: Sequence[_Due]) -> tuple[list[Decision], tuple[str, ...]]:
         decisions: list[Decision] = []
         invalid: list[str] = []
-        for row in rows:
+        for row in sorted(rows, key=lambda row: (-row.priority, row.next_run_at)):
             try:
                 decision = self._decision(row)
             except (TimetableError, UnknownJob, ConfigurationError) as error:
@@ -384,7 +439,8 @@ class Dispatcher:
             else:
                 if decision is not None:
                     decisions.append(decision)
-        return decisions, tuple(invalid)
+        # The others of a scope come with the next tick, when it is known what this one did.
+        return lifecycle.one_of_each_scope(decisions), tuple(invalid)
 
     def _decision(self, row: _Due) -> Decision | None:
         try:
@@ -426,6 +482,7 @@ class Dispatcher:
             # Of the timetable itself: excluded instants get their turn, and their row.
             next_run_at=plan.next if exclusions is None else after,
             owner_token=new_owner_token(),
+            concurrency_key=row.scope,
             run_at=plan.run,
             due_at=None if plan.run is None else row.spread(plan.run),
             queue=row.paced(plan.then),
@@ -441,7 +498,7 @@ class Dispatcher:
     def _claim(
         self, decisions: Sequence[Decision], rows: Mapping[int, _Due], node_id: UUID
     ) -> tuple[Claimed, tuple[str, ...]]:
-        here = self._leases.schedules()
+        here = self._leases.names()
         wanted = {
             decision.owner_token: Grant(
                 level=self._find_level(rows[decision.schedule_id].lock_level),
@@ -454,7 +511,7 @@ class Dispatcher:
         granted = self._acquire(
             wanted[decision.owner_token]
             for decision in decisions
-            if decision.schedule_id not in here
+            if wanted[decision.owner_token].name not in here
         )
         kept: list[Decision] = []
         stood_back: list[str] = []
@@ -462,7 +519,7 @@ class Dispatcher:
             row, grant = rows[decision.schedule_id], wanted[decision.owner_token]
             if self._may_claim(grant, granted, row.late_seconds):
                 kept.append(decision)
-            elif row.pk in here:
+            elif grant.name in here:
                 # Only what overlaps is decided here; at a gate the lock may be ours already.
                 only_beside = grant.level.is_strict
                 kept.append(dataclasses.replace(decision, only_beside=only_beside))
@@ -577,6 +634,43 @@ class Dispatcher:
         self._leases.release(unused)
 
 
+def _read(schedules: ScheduleQuerySet, limit: int) -> list[_Due]:
+    rows = schedules.annotate(
+        now=DatabaseNow(),
+        calendar_revision=models.F("calendar__revision"),
+        keyed_arguments=models.Case(
+            models.When(~models.Q(concurrency_key=""), then=models.F("arguments")),
+            output_field=models.JSONField(null=True),
+        ),
+    ).values_list(*_COLUMNS)[:limit]
+    return [_due(key, arguments, row) for key, arguments, *row in rows]
+
+
+def _due(key: str, arguments: dict[str, Any] | None, row: list[Any]) -> _Due:
+    own, columns = row[:_SPLIT], tuple(row[_SPLIT:])
+    found = _Due(*(*own, "", columns))
+    if not key:
+        return found
+    return dataclasses.replace(found, scope=rendered_key(key, found.job, arguments or {}))
+
+
+def _foremost(rows: Iterable[_Due], count: int) -> list[_Due]:
+    """Return ``count`` rows of the highest priorities.
+
+    Those of the last one that fits are taken at random: nodes that read the same rows must
+    not all go for the first ones.
+    """
+    ordered = sorted(rows, key=lambda row: -row.priority)
+    if len(ordered) <= count:
+        return ordered
+    if count <= 0:
+        return []
+    least = ordered[count - 1].priority
+    above = [row for row in ordered if row.priority > least]
+    level = [row for row in ordered if row.priority == least]
+    return above + random.sample(level, count - len(above))
+
+
 def _allowed(row: _Due, exclusions: Exclusions | None) -> Timetable:
     if exclusions is None:
         return row.timetable
@@ -604,6 +698,7 @@ def _skipping(row: _Due, exclusions: Exclusions) -> Decision:
         seen_next_run_at=row.next_run_at,
         next_run_at=timetable.first_after(row.timetable, span.last, ends_at=row.ends_at),
         owner_token=new_owner_token(),
+        concurrency_key=row.scope,
         skips=(dataclasses.replace(skip, details=(skip.details or {}) | {"why": reason}),),
     )
 

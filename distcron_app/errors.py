@@ -233,11 +233,15 @@ class RunMovedOn(DistcronError):
 class ScheduleBusy(DistcronError):
     """A run of the schedule is active and its overlap policy allows no second one."""
 
-    def __init__(self, label: str, blocked_by: int) -> None:
+    def __init__(self, label: str, blocked_by: int, other: str = "") -> None:
+        """``other`` is the schedule of that run where it is another one of the same scope."""
         text = _("Schedule %(label)r: busy, blocked by run %(run)s.")
-        super().__init__(text % {"label": label, "run": blocked_by})
+        if other:
+            text = _("Schedule %(label)r: busy, blocked by run %(run)s of %(other)r.")
+        super().__init__(text % {"label": label, "run": blocked_by, "other": other})
         self.label = label
         self.blocked_by = blocked_by
+        self.other = other
 
 
 class InvalidBackfill(DistcronError, ValueError):

@@ -17,7 +17,7 @@ from distcron_app import audit
 from distcron_app.conf import get_config
 from distcron_app.errors import ConfigurationError, TimetableError
 from distcron_app.explanations import chain_words, explain, inert, node_label, origin
-from distcron_app.history import Membership, membership, start_of
+from distcron_app.history import Membership, blocking_schedule, membership, start_of
 from distcron_app.locks import get_level
 from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, RunQuerySet, Schedule
 from distcron_app.timetable import Timetable, Union, WallTimetable, clock_change, parts, zone
@@ -287,7 +287,10 @@ def _last_of(run: Run) -> datetime:
 
 def _of_run(case: _Case, run: Run) -> InstantAnswer:
     attempts = list(run.attempts.order_by("number"))
-    found = explain(run, case.now, attempts)
+    members = membership() if run.state == Run.State.QUEUED else None
+    served = members.served if members and members.alive else None
+    other = blocking_schedule(run)
+    found = explain(run, case.now, attempts, served=served, blocking_schedule=other)
     sentence, code = found.why, _code_of(run)
     if run.reason == Run.Reason.CALENDAR and case.at != run.scheduled_at:
         # The row names the reason of its first day, which may be another one.
@@ -311,6 +314,8 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
     facts += _decided(run)
     if found.blocked_by is not None:
         facts.append(Fact(code="blocked_by", label=_("blocked by run"), value=found.blocked_by))
+    if other:
+        facts.append(Fact(code="blocked_by_schedule", label=_("of the schedule"), value=other))
     if found.stretch is not None:
         facts += _stretch_facts(found.stretch.first, found.stretch.last, found.stretch.count)
     facts += [*gap, *_policy(case.schedule, run)]
@@ -636,6 +641,10 @@ def _waits_for(case: _Case, members: Membership) -> tuple[str, str]:
     taking = [node for node in members.alive if node.state == Node.State.ACTIVE]
     if not taking:
         return "due_draining", _("It is due and waits: all nodes alive are draining.")
+    taking = [node for node in taking if node.serves(case.schedule.queue)]
+    if not taking:
+        why = _("It is due and waits: no node that takes runs serves its queue “%s”.")
+        return "due_queue", why % case.schedule.queue
     level = case.schedule.lock_level
     alerts = [node.alert for node in taking if level in node.alert]
     if _is_strict(level) and len(alerts) == len(taking):

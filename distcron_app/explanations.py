@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "occurrences",
     "origin",
     "stop_asked",
+    "unserved_queue",
     "zone_data_warning",
 ]
 
@@ -116,12 +117,62 @@ def during_a_pause(schedule: Schedule) -> str:
     return _("Instants that pass meanwhile are never run.")
 
 
-def explain(run: Run, now: datetime, attempts: Sequence[Attempt] = ()) -> Explanation:
+def explain(
+    run: Run,
+    now: datetime,
+    attempts: Sequence[Attempt] = (),
+    *,
+    served: Collection[str] | None = None,
+    blocking_schedule: str = "",
+) -> Explanation:
     """Return the sentences for ``run``, whose node and schedule should be joined.
 
-    ``attempts`` are those that ended before, the newest last.
+    ``attempts`` are those that ended before, the newest last; ``served`` are the queues that
+    nodes serve, None for every one. ``blocking_schedule`` is the name of the schedule of the
+    run that blocked it, where that is another one.
     """
-    return dataclasses.replace(_explained(run, now, attempts), warning=_lock_warning(run))
+    warning = _lock_warning(run) or _queue_warning(run, served)
+    found = _explained(run, now, attempts)
+    if blocking_schedule and found.blocked_by is not None:
+        found = dataclasses.replace(found, why=_beside_other(run, inert(blocking_schedule)))
+    return dataclasses.replace(found, warning=warning)
+
+
+def _beside_other(run: Run, schedule: str) -> str:
+    facts = {"schedule": schedule, "key": inert(run.concurrency_key)}
+    if run.state == Run.State.QUEUED:
+        message = _(
+            "It waits until a run of “%(schedule)s” has ended, which has the same concurrency "
+            "key %(key)s."
+        )
+    elif isinstance(run.details, dict) and run.details.get("replaced"):
+        message = _(
+            "It did not run: while it waited behind a run of “%(schedule)s”, a newer occurrence "
+            "with the same concurrency key %(key)s took its place."
+        )
+    else:
+        message = _(
+            "It did not run: a run of “%(schedule)s”, which has the same concurrency key "
+            "%(key)s, was still active."
+        )
+    return message % facts
+
+
+def unserved_queue(queue: str, count: int) -> str:
+    """Return the sentence about a queue that no node serves, with ``count`` active schedules."""
+    message = ngettext(
+        "no node serves the queue %(queue)s, so %(count)d active schedule does not run",
+        "no node serves the queue %(queue)s, so %(count)d active schedules do not run",
+        count,
+    )
+    return message % {"queue": queue, "count": count}
+
+
+def _queue_warning(run: Run, served: Collection[str] | None) -> str:
+    if run.state != Run.State.QUEUED or served is None or run.queue in served:
+        return ""
+    message = _("No node that takes runs serves its queue “%s”, so it does not start.")
+    return message % run.queue
 
 
 def _explained(run: Run, now: datetime, attempts: Sequence[Attempt]) -> Explanation:

@@ -69,6 +69,7 @@ class RunFilters(forms.Form):
     backfill = forms.IntegerField(
         label=_("Backfill"), required=False, min_value=1, max_value=_LARGEST_ID
     )
+    queue = forms.CharField(label=_("Queue"), required=False, max_length=50)
     before = forms.IntegerField(
         required=False, min_value=1, max_value=_LARGEST_ID, widget=forms.HiddenInput
     )
@@ -120,12 +121,13 @@ class RunFilters(forms.Form):
             trigger=chosen["trigger"],
             job=chosen["job"].strip(),
             backfill_id=chosen["backfill"],
+            queue=chosen["queue"].strip(),
         )
 
     @property
     def is_narrowed(self) -> bool:
         """Return True when a filter is set, so that an empty list does not mean no runs."""
-        names = ("state", "schedule", "job", "node", "trigger", "backfill")
+        names = ("state", "schedule", "job", "node", "trigger", "queue", "backfill")
         return any(self.data.get(name) for name in names)
 
 
@@ -139,6 +141,7 @@ class ScheduleFilters(forms.Form):
         required=False,
         error_messages=_choice_error([*Schedule.State.values, "overdue"]),
     )
+    queue = forms.CharField(label=_("Queue"), required=False, max_length=50)
     page = forms.IntegerField(
         required=False, min_value=1, max_value=100_000, widget=forms.HiddenInput
     )
@@ -146,7 +149,7 @@ class ScheduleFilters(forms.Form):
     @property
     def is_narrowed(self) -> bool:
         """Return True when a filter is set."""
-        return bool(self.data.get("q") or self.data.get("state"))
+        return any(self.data.get(name) for name in ("q", "state", "queue"))
 
 
 class ActionForm(forms.Form):

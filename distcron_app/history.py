@@ -33,6 +33,7 @@ from distcron_app.models import (
     RunQuerySet,
     Schedule,
     exclusions_of,
+    served_queues,
     timetable_of,
 )
 from distcron_app.timetable import Timetable
@@ -49,6 +50,7 @@ __all__ = [
     "Membership",
     "Overview",
     "RunPage",
+    "blocking_schedule",
     "chains_of",
     "children_of",
     "daily_counts",
@@ -66,6 +68,7 @@ __all__ = [
     "schedule_marks",
     "schedules_matching",
     "start_of",
+    "unserved_queues",
     "with_names",
 ]
 
@@ -99,6 +102,11 @@ class Membership:
         return tuple(node for node in self.alive if node.alert)
 
     @property
+    def served(self) -> frozenset[str] | None:
+        """Return the queues that are served; None means every queue."""
+        return served_queues(self.alive)
+
+    @property
     def running(self) -> int:
         """Return how many runs the alive nodes said they execute."""
         return sum(node.running for node in self.alive)
@@ -119,11 +127,13 @@ class Overview:
     problems: Sequence[Run]
     problem_count: str
     broken: Sequence[Schedule]
+    # Queues that no node serves, with how many active schedules are in each.
+    unserved: Sequence[tuple[str, int]] = ()
 
     @property
     def is_calm(self) -> bool:
         """Return True when nothing needs a person."""
-        return not self.problems and not self.broken
+        return not self.problems and not self.broken and not self.unserved
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +240,12 @@ def known_nodes() -> list[Node]:
     return sorted(nodes, key=lambda node: node.state not in Node.MEMBER_STATES)
 
 
-def overview(now: datetime) -> Overview:
-    """Return the first page's content, by five queries whatever the number of rows."""
+def overview(members: Membership) -> Overview:
+    """Return the first page's content, by five queries whatever the number of rows.
+
+    One more where no node serves every queue.
+    """
+    now = members.now
     active = Run.objects.filter(state__in=Run.ACTIVE_STATES).order_by("id")
     planned = Schedule.objects.filter(state=Schedule.State.ACTIVE, next_run_at__isnull=False)
     broken = Schedule.objects.filter(_needs_attention(now)).order_by("state", "name")
@@ -243,7 +257,14 @@ def overview(now: datetime) -> Overview:
         problems=problems[:_SHORT_LIST],
         problem_count=f"{PAGE_SIZE}+" if len(problems) > PAGE_SIZE else str(len(problems)),
         broken=list(broken[:_SHORT_LIST]),
+        unserved=unserved_queues(members.served) if members.alive else (),
     )
+
+
+def unserved_queues(served: frozenset[str] | None) -> list[tuple[str, int]]:
+    """Return the queues beside ``served`` that have active schedules, and how many each."""
+    counted = Schedule.objects.unserved(served).order_by("queue").values_list("queue")
+    return list(counted.annotate(count=Count("pk")))
 
 
 def runs_matching(
@@ -254,6 +275,7 @@ def runs_matching(
     trigger: str = "",
     job: str = "",
     backfill_id: int | None = None,
+    queue: str = "",
 ) -> RunQuerySet:
     """Return the runs that fit every given condition; an empty one means any."""
     runs = Run.objects.all()
@@ -269,6 +291,8 @@ def runs_matching(
         runs = runs.filter(job=job)
     if backfill_id is not None:
         runs = runs.filter(backfill=backfill_id)
+    if queue:
+        runs = runs.filter(queue=queue)
     return runs
 
 
@@ -346,6 +370,19 @@ def chains_of(schedule_ids: Sequence[int]) -> Chains:
     return chains
 
 
+def blocking_schedule(run: Run) -> str:
+    """Return the name of the other schedule whose run blocked this one; "" for its own.
+
+    One query where the run has a concurrency key and was blocked, else none.
+    """
+    details = run.details if isinstance(run.details, dict) else {}
+    blocked_by = details.get("blocked_by")
+    if not run.concurrency_key or not isinstance(blocked_by, int):
+        return ""
+    others = Run.objects.filter(pk=blocked_by).exclude(schedule=run.schedule_id)
+    return others.values_list("schedule_name", flat=True).first() or ""
+
+
 def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:
     """Return who released the lock under ``run`` last, by one query; None where nobody did."""
     reasons = {run.reason, *(attempt.reason for attempt in attempts)}
@@ -363,13 +400,15 @@ def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:
     return None
 
 
-def schedules_matching(*, text: str = "", state: str = "", now: datetime) -> Any:
+def schedules_matching(*, text: str = "", state: str = "", queue: str = "", now: datetime) -> Any:
     """Return schedules by name, with ``last_run_id``; ``state`` may also be ``overdue``."""
     schedules = Schedule.objects.with_last_run().select_related("calendar").order_by("name", "id")
     if text:
         schedules = schedules.filter(
             Q(name__icontains=text) | Q(key__icontains=text) | Q(job__icontains=text)
         )
+    if queue:
+        schedules = schedules.filter(queue=queue)
     if state == "overdue":
         return schedules.filter(_overdue(now))
     return schedules.filter(state=state) if state else schedules

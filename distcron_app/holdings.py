@@ -22,11 +22,13 @@ from distcron_app.lifecycle import runs_again
 from distcron_app.locks import (
     LockBackend,
     LockInfo,
+    is_scope_lock,
     level_names,
     named_lock_name,
     part_backends,
     schedule_id_of,
     schedule_lock_name,
+    scope_lock_name,
 )
 from distcron_app.locks.breaker import Breaker
 from distcron_app.models import Node, Run, Schedule
@@ -42,6 +44,7 @@ __all__ = [
     "LevelState",
     "follows",
     "held_locks",
+    "lock_name_of",
     "lock_named",
     "lock_of",
     "matching",
@@ -118,6 +121,8 @@ class HeldLock:
     verdict: str = ""
     why: str = ""
     in_session: bool = False
+    # Where it guards a scope: the key with its arguments; the schedule is one of them then.
+    concurrency_key: str = ""
 
     @property
     def handle(self) -> str:
@@ -129,7 +134,7 @@ class HeldLock:
         """Return what it guards: a schedule's name, or the text that code chose."""
         if self.schedule is not None:
             return self.schedule.name
-        return self.name.removeprefix(_PUBLIC)
+        return self.concurrency_key or self.name.removeprefix(_PUBLIC)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -203,24 +208,43 @@ def lock_named(name: str, now: datetime) -> Holdings:
     Blocks for two calls to each backend of its levels. Raise ConfigurationError where the
     settings are refused.
     """
+    if is_scope_lock(name):
+        active = [run for run in _active(_keyed_runs()) if lock_name_of(run) == name]
+        return _at_levels(level_names(), name, active, now)
     schedule = Schedule.objects.filter(pk=schedule_id_of(name) or 0).first()
     if schedule is not None:
-        return lock_of(schedule, now)
+        return _of(schedule, schedule_lock_name(schedule.pk), now)
     return _at_levels(level_names(), name, (), now)
 
 
 def lock_of(schedule: Schedule, now: datetime) -> Holdings:
-    """Return what is known of a schedule's lock, at the schedule's level.
+    """Return what is known of a schedule's lock, or that of its scope, at the schedule's level.
 
     It is among the locks while a run is active, even where it was not seen. Blocks and
     raises as ``lock_named``.
     """
-    name = schedule_lock_name(schedule.pk)
-    active = _active(Run.objects.filter(schedule=schedule))
+    key = schedule.scope()
+    return _of(schedule, scope_lock_name(key) if key else schedule_lock_name(schedule.pk), now)
+
+
+def lock_name_of(run: Run) -> str:
+    """Return the name of the lock under which a run is, where one at most is active."""
+    if run.concurrency_key:
+        return scope_lock_name(run.concurrency_key)
+    return schedule_lock_name(run.schedule_id or 0)
+
+
+def _of(schedule: Schedule, name: str, now: datetime) -> Holdings:
+    runs = _keyed_runs() if is_scope_lock(name) else Run.objects.filter(schedule=schedule)
+    active = [run for run in _active(runs) if lock_name_of(run) == name]
     found = _at_levels([schedule.lock_level], name, active, now)
     if found.locks or not active:
         return found
-    return dataclasses.replace(found, locks=(_unseen(schedule, active[-1], now),))
+    return dataclasses.replace(found, locks=(_unseen(name, active[-1], now),))
+
+
+def _keyed_runs() -> QuerySet[Run]:
+    return Run.objects.exclude(concurrency_key="")
 
 
 def matching(held: Holdings, wanted: str, level: str = "") -> list[HeldLock]:
@@ -327,7 +351,7 @@ def _expected(part: str, levels: Iterable[_Composed], active: Iterable[Run]) -> 
     """Return the locks that active runs hold at levels with ``part``."""
     names = {level.name for level in levels if part in level.backends}
     return [
-        schedule_lock_name(run.schedule.pk)
+        lock_name_of(run)
         for run in active
         if run.schedule is not None and run.schedule.lock_level in names
     ]
@@ -433,11 +457,12 @@ def _active(runs: QuerySet[Run]) -> list[Run]:
     return list(found.order_by("id"))
 
 
-def _unseen(schedule: Schedule, run: Run, now: datetime) -> HeldLock:
+def _unseen(name: str, run: Run, now: datetime) -> HeldLock:
     return HeldLock(
-        name=schedule_lock_name(schedule.pk),
-        level=schedule.lock_level,
-        schedule=schedule,
+        name=name,
+        level=run.schedule.lock_level if run.schedule else STANDARD,
+        schedule=run.schedule,
+        concurrency_key=run.concurrency_key,
         run=run,
         node=run.node,
         node_state=computed_state(run.node, now) if run.node else "",
@@ -450,6 +475,8 @@ class _Owners:
 
     schedules: Mapping[str, Schedule]
     runs: Mapping[str, Sequence[Run]]
+    # The concurrency keys of the locks of scopes, "" for others.
+    keys: Mapping[str, str]
     nodes: Mapping[str, Node]
     now: datetime
 
@@ -463,14 +490,25 @@ class _Owners:
     ) -> _Owners:
         runs: dict[str, list[Run]] = {}
         for run in active:
-            runs.setdefault(schedule_lock_name(run.schedule_id or 0), []).append(run)
+            runs.setdefault(lock_name_of(run), []).append(run)
         schedules = {name: of[-1].schedule for name, of in runs.items() if of[-1].schedule}
         missing = [schedule_id_of(name) for name in names if name not in schedules]
         ids = [pk for pk in missing if pk is not None][:_MOST_IDS]
         for schedule in Schedule.objects.filter(pk__in=ids) if ids else ():
             schedules[schedule_lock_name(schedule.pk)] = schedule
+        keys = {name: of[-1].concurrency_key for name, of in runs.items()}
+        unknown = {name for name in names if is_scope_lock(name)} - keys.keys()
+        if unknown:
+            # Only a hash of the key is in the name, so the schedules are asked for theirs.
+            for schedule in Schedule.objects.exclude(concurrency_key="")[:_MOST_IDS]:
+                name = scope_lock_name(schedule.scope())
+                if name in unknown:
+                    keys[name] = schedule.scope()
+                    schedules.setdefault(name, schedule)
         notes = {info.note for part in parts.values() for info in part.locks.values()}
-        return cls(schedules=schedules, runs=runs, nodes=_newest_nodes(notes, now), now=now)
+        return cls(
+            schedules=schedules, runs=runs, keys=keys, nodes=_newest_nodes(notes, now), now=now
+        )
 
     def level_of(self, name: str) -> str:
         """Return the level at which the lock should be; empty for one that is no schedule's."""
@@ -487,6 +525,7 @@ class _Owners:
             level=level,
             info=info,
             schedule=self.schedules.get(name),
+            concurrency_key=self.keys.get(name, ""),
             run=run,
             node=node,
             node_state=computed_state(node, self.now) if node else "",
@@ -559,6 +598,8 @@ def _unrenewed(lock: HeldLock, info: LockInfo) -> str:
         return _("Another owner than its active run %(run)d holds it.")
     if lock.holder_is_alive is False:
         return _("Node %(node)s is dead, so nobody renews it.")
+    if lock.concurrency_key:
+        return _("No run with this concurrency key is active; one may just be starting or ending.")
     if lock.schedule is not None:
         return _("No run of the schedule is active; one may just be starting or ending.")
     if lock.name.startswith(_PUBLIC):

@@ -67,6 +67,15 @@ class LeaseBook:
         with self._lock:
             self._holdings[run_id] = _Holding(schedule_id, grant, since)
 
+    def names(self) -> dict[str, datetime]:
+        """Return the locks of schedules and scopes that runs keep, with when the newest came."""
+        with self._lock:
+            return {
+                held.grant.name: held.since
+                for held in self._holdings.values()
+                if held.grant.is_exclusive
+            }
+
     def schedules(self) -> dict[int, datetime]:
         """Return the schedules that this node's runs keep, with when the newest was claimed."""
         with self._lock:

@@ -63,6 +63,7 @@ def register(config: Config) -> UUID:
         heartbeat_at=DatabaseNow(),
         expires_at=DatabaseNow(_lease(config)),
         slots=config.slots,
+        queues=list(config.queues),
     )
     return node_id
 

@@ -13,7 +13,7 @@ their leases; (3) settle claims whose COMMIT was not answered; (4) sweep when it
 
 from __future__ import annotations
 
-import collections
+import bisect
 import logging
 import random
 import signal
@@ -92,7 +92,10 @@ class Scheduler:
         self._keeper = Keeper(
             config=config, clock=self._clock, leases=self._leases, on_change=pool.wake
         )
-        self._ready: collections.deque[ClaimedRun] = collections.deque()
+        # What waits for a free slot: by priority, then as it came.
+        self._ready: list[ClaimedRun] = []
+        # Runs in flight that may not use the reserved slots.
+        self._ordinary: set[int] = set()
         self._owned: dict[int, ClaimedRun] = {}
         self._starting: dict[str, ClaimedRun] = {}
         self._outcomes: list[Finished] = []
@@ -109,8 +112,9 @@ class Scheduler:
         self._failures = 0
         self._away: dict[str, str] = {}
         self._in_maintenance = False
-        # Runs that were told to stop, and lost leases that are not yet noted on their run.
-        self._told: set[int] = set()
+        # Runs that were told to stop, with cause and reason, and lost leases that are not yet
+        # noted on their run.
+        self._told: dict[int, tuple[str, str]] = {}
         self._unnoted: dict[int, str] = {}
 
     def run(self) -> int:
@@ -182,12 +186,13 @@ class Scheduler:
             self._sweeper.hasten()
         if self._sweeper.due():
             self._sweep()
-        if self._draining_until is not None or not self._keeper.may_claim:
-            return min(FLUSH_SECONDS, self._config.poll_seconds)
         if self._in_maintenance:
             self._give_back_ready()
+        if self._keeper.may_claim:
+            self._start_ready()
+        is_idle = self._draining_until is not None or self._in_maintenance
+        if is_idle or not self._keeper.may_claim:
             return min(FLUSH_SECONDS, self._config.poll_seconds)
-        self._start_ready()
         if self._has_enough():
             return min(FLUSH_SECONDS, self._config.poll_seconds)
         tick = self._claim()
@@ -207,14 +212,16 @@ class Scheduler:
 
     def _claim(self) -> Tick:
         node_id = self._keeper.node_id
+        capacity, reserved = self._capacity()
         queued = self._dispatcher.claim_queued(
-            node_id, self._capacity(), still_here=self._owned.keys()
+            node_id, capacity, reserved=reserved, still_here=self._owned.keys()
         )
         self._accept(queued.runs)
         if self._outcomes and self._leases.schedules():
             # A finished run still blocks its schedule's next occurrence until it is written.
             self._flush(force=True)
-        tick = self._dispatcher.tick(node_id, self._capacity())
+        capacity, reserved = self._capacity()
+        tick = self._dispatcher.tick(node_id, capacity, reserved=reserved)
         self._accept(tick.claimed.runs)
         self._keeper.lag_ms = round(max(0.0, tick.lag_seconds) * 1000)
         self._tell_decisions(queued.skipped + tick.claimed.skipped, tick)
@@ -237,28 +244,62 @@ class Scheduler:
             self._report("invalid", schedule=key)
 
     def _wait_after(self, tick: Tick) -> float:
-        if self._woken.is_set() or (self._ready and self._pool.free_slots):
+        if self._woken.is_set() or self._can_start():
             return 0.0
         wait = min(
             tick.wait_seconds, self._dispatcher.queued_wait_seconds, self._config.poll_seconds
         )
         return min(wait, FLUSH_SECONDS) if self._outcomes else wait
 
-    def _capacity(self) -> int:
+    def _capacity(self) -> tuple[int, int]:
+        """Return how many runs may be claimed, and how many more of the reserved priority."""
         waiting = len(self._ready) + self._pool.in_flight
         ahead = min(self._config.batch_size, int(self._rate.per_second() * CLAIM_AHEAD_SECONDS))
-        return max(0, self._config.slots + ahead - waiting)
+        free = max(0, self._config.slots + ahead - waiting)
+        urgent = self._pool.in_flight - len(self._ordinary)
+        urgent += sum(map(self._is_urgent, self._ready))
+        capacity = max(0, free - max(0, self._config.reserved_slots - urgent))
+        return capacity, free - capacity
+
+    def _is_urgent(self, run: ClaimedRun) -> bool:
+        """Return True for a run that may use the reserved slots."""
+        return run.priority >= self._config.reserved_priority
 
     def _accept(self, runs: Iterable[ClaimedRun]) -> None:
         for run in runs:
             self._owned[run.run_id] = run
-            if run.state == Run.State.RUNNING:
-                self._hand_over([run])
+            bisect.insort_right(self._ready, run, key=_order)
+
+    @property
+    def _ordinary_room(self) -> int:
+        """Return how many more runs below the reserved priority may be in flight."""
+        return self._config.slots - self._config.reserved_slots - len(self._ordinary)
+
+    def _can_start(self) -> bool:
+        if not self._ready or not self._pool.free_slots:
+            return False
+        return self._is_urgent(self._ready[0]) or self._ordinary_room > 0
+
+    def _next_ready(self) -> list[ClaimedRun]:
+        """Take what has a slot now, no more than there are free threads."""
+        free, room = self._pool.free_slots, self._ordinary_room
+        batch: list[ClaimedRun] = []
+        left: list[ClaimedRun] = []
+        for run in self._ready:
+            is_urgent = self._is_urgent(run)
+            if len(batch) < free and (is_urgent or room > 0):
+                batch.append(run)
+                room -= not is_urgent
             else:
-                self._ready.append(run)
+                left.append(run)
+        self._ready = left
+        return batch
 
     def _start_ready(self) -> None:
-        batch = [self._ready.popleft() for _ in range(min(len(self._ready), self._pool.free_slots))]
+        batch = self._next_ready() if self._can_start() else []
+        # Those whose start came with the claim have waited for a thread only.
+        self._hand_over([run for run in batch if run.state == Run.State.RUNNING])
+        batch = [run for run in batch if run.state != Run.State.RUNNING]
         if not batch:
             return
         # Until the answer comes nobody knows whether these have started.
@@ -282,6 +323,12 @@ class Scheduler:
                 attempt=run.attempt + (run.state != Run.State.RUNNING),
             )
         self._pool.submit(_assignment(run) for run in runs)
+        self._ordinary.update(run.run_id for run in runs if not self._is_urgent(run))
+        for run in runs:
+            if run.run_id in self._told:
+                # It was told while it waited for a thread, where no job could hear it.
+                cause, reason = self._told[run.run_id]
+                self._pool.cancel({run.run_id: cause}, reason=reason)
 
     # --- news from the workers ------------------------------------------------
 
@@ -294,6 +341,7 @@ class Scheduler:
             self._worker_died(news)
 
     def _ended(self, outcome: Outcome) -> None:
+        self._ordinary.discard(outcome.run_id)
         run = self._owned.get(outcome.run_id)
         if run is None:
             return
@@ -325,6 +373,7 @@ class Scheduler:
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
+        self._ordinary.difference_update(death.run_ids)
         runs = [self._owned[run_id] for run_id in death.run_ids if run_id in self._owned]
         lifecycle_failed = {
             "reason": Run.Reason.WORKER_DIED,
@@ -420,7 +469,7 @@ class Scheduler:
         for run_id in gone:
             self._owned.pop(run_id, None)
             self._unnoted.pop(run_id, None)
-        self._told.difference_update(gone)
+            self._told.pop(run_id, None)
         self._leases.let_go(gone)
 
     # --- mending ----------------------------------------------------------------
@@ -440,7 +489,7 @@ class Scheduler:
                 # The start was committed and its answer lost; nothing has been executed.
                 self._hand_over([run])
             else:
-                self._ready.appendleft(before)
+                bisect.insort_left(self._ready, before, key=_order)
 
     def _sweep(self) -> None:
         self._obey_stops()
@@ -470,14 +519,19 @@ class Scheduler:
         self._in_maintenance = switch is not None
 
     def _give_back_ready(self) -> None:
-        if self._ready:
-            lifecycle.give_back(list(self._ready))
-            self._drop_ready()
+        waiting = self._unstarted()
+        if waiting:
+            lifecycle.give_back(waiting)
+            self._drop(waiting)
 
-    def _drop_ready(self) -> list[int]:
-        """Forget what is claimed and not started; return the ids."""
-        dropped = [run.run_id for run in self._ready]
-        self._ready.clear()
+    def _unstarted(self) -> list[ClaimedRun]:
+        """Return what is claimed and not started; what started with its claim is not among it."""
+        return [run for run in self._ready if run.state != Run.State.RUNNING]
+
+    def _drop(self, runs: Iterable[ClaimedRun]) -> list[int]:
+        """Forget runs that wait for a slot; return their ids."""
+        dropped = [run.run_id for run in runs]
+        self._ready = [run for run in self._ready if run.run_id not in dropped]
         self._forget(dropped)
         return dropped
 
@@ -495,7 +549,7 @@ class Scheduler:
 
     def _tell_lost(self, causes: dict[int, str]) -> None:
         self._pool.cancel(causes, reason=Run.Reason.LEASE_LOST)
-        self._told |= causes.keys()
+        self._told |= {run: (cause, Run.Reason.LEASE_LOST) for run, cause in causes.items()}
         for run_id, cause in causes.items():
             self._report("lease_lost", run=run_id, cause=cause)
 
@@ -508,17 +562,14 @@ class Scheduler:
         stops = lifecycle.stops(list(self._owned.values()))
         asked = {run_id: cause for run_id, cause in stops.asked.items() if run_id not in self._told}
         self._pool.cancel(asked, reason=Run.Reason.CANCELLED)
-        self._told |= asked.keys()
+        self._told |= {run: (cause, Run.Reason.CANCELLED) for run, cause in asked.items()}
         for run_id, cause in asked.items():
             self._report("stop_asked", run=run_id, cause=cause)
         gone = stops.gone
         cause = "the run was taken from this node"
-        self._tell_lost({run_id: cause for run_id in gone - self._told})
+        self._tell_lost({run_id: cause for run_id in gone - self._told.keys()})
         self._leases.let_go(gone)
-        waiting = [run for run in self._ready if run.run_id in gone]
-        for run in waiting:
-            self._ready.remove(run)
-        self._forget(run.run_id for run in waiting)
+        self._drop([run for run in self._ready if run.run_id in gone])
 
     def _start_anew(self) -> None:
         """Go on under a fresh id: other nodes declared this one dead and took its runs over.
@@ -526,7 +577,7 @@ class Scheduler:
         What was claimed and not started is dropped, since others have it. Running jobs go
         on: their reports are guarded by their own tokens.
         """
-        dropped = self._drop_ready()
+        dropped = self._drop(self._ready)
         node_id = nodes.register(self._config)
         self._keeper.begin(node_id)
         self._report("fenced", node=node_id, dropped=dropped)
@@ -598,17 +649,18 @@ class Scheduler:
         """Stop claiming; give back what has not started; the rest may finish."""
         self._draining_until = self._clock.monotonic() + self._config.drain_seconds
         self._report("draining", running=self._pool.in_flight, seconds=self._config.drain_seconds)
+        waiting = self._unstarted()
         try:
             nodes.drain(self._keeper.node_id)
-            lifecycle.give_back(list(self._ready))
+            lifecycle.give_back(waiting)
         except (DatabaseError, InterfaceError) as error:
             # The row's lease ends by itself, and others recover what was claimed.
             self._database_failed(error)
-        self._drop_ready()
+        self._drop(waiting)
 
     def _drained(self) -> int | None:
         """Return the exit code when the drain is over, else None."""
-        idle = not self._pool.in_flight and not self._outcomes and not self._starting
+        idle = not (self._pool.in_flight or self._outcomes or self._starting or self._ready)
         if idle:
             self._leave()
             return 0
@@ -643,10 +695,11 @@ class Scheduler:
         settled = True
         try:
             self._flush(force=True)
-            cut = [run for run in self._owned.values() if run not in self._ready]
+            waiting = self._unstarted()
+            cut = [run for run in self._owned.values() if run not in waiting]
             if cut:
                 self._report("cut", runs=[run.run_id for run in cut])
-            lifecycle.give_back(list(self._ready))
+            lifecycle.give_back(waiting)
             lifecycle.recover_owned(cut, reason=reason, unknown=unknown, detail=detail)
         except (DatabaseError, InterfaceError) as error:
             self._database_failed(error)
@@ -685,6 +738,10 @@ class _Rate:
         if elapsed >= self.WINDOW_SECONDS:
             self._last, self._count, self._since = self._count / elapsed, 0, now
         return self._last
+
+
+def _order(run: ClaimedRun) -> int:
+    return -run.priority
 
 
 def _assignment(run: ClaimedRun) -> Assignment:

@@ -237,7 +237,7 @@ class OverviewPage(Page):
     region = "distcron_app/_overview.html"
 
     def facts(self, **kwargs: Any) -> dict[str, Any]:
-        return {"overview": history.overview(self.membership.now)}
+        return {"overview": history.overview(self.membership)}
 
 
 class RunsPage(Page):
@@ -292,13 +292,23 @@ class RunPage(Page):
             "run": run,
             "attempts": attempts,
             "text": text,
-            "explanation": explanations.explain(run, self.membership.now, attempts),
+            "explanation": explanations.explain(
+                run,
+                self.membership.now,
+                attempts,
+                served=self._served(),
+                blocking_schedule=history.blocking_schedule(run),
+            ),
             "release": history.release_of(run, attempts),
             "chain_start": history.start_of(run),
             "children": history.children_of(run),
             "run_zone": _zone_name(run.schedule),
             "may_run_again": self._may_run_again(run),
         }
+
+    def _served(self) -> frozenset[str] | None:
+        # Without any node alive the banner says so.
+        return self.membership.served if self.membership.alive else None
 
     def _may_run_again(self, run: Run) -> bool:
         if run.state not in Run.AGAIN_STATES or run.schedule is None:
@@ -323,6 +333,7 @@ class SchedulesPage(Page):
         found = history.schedules_matching(
             text=form.cleaned_data["q"],
             state=form.cleaned_data["state"],
+            queue=form.cleaned_data["queue"],
             now=self.membership.now,
         )
         page = Paginator(found, _SCHEDULES_PER_PAGE).get_page(form.cleaned_data["page"] or 1)
@@ -331,7 +342,7 @@ class SchedulesPage(Page):
             "form": form,
             "page": page,
             "rows": [(each, each.in_words(), runs.get(each.pk)) for each in page.object_list],
-            "query": urlencode({name: form.cleaned_data[name] for name in ("q", "state")}),
+            "query": urlencode({name: form.cleaned_data[name] for name in ("q", "state", "queue")}),
         }
 
 
@@ -357,6 +368,7 @@ class SchedulePage(Page):
             "started_by": chains.started_by.get(schedule.pk, ()),
             "words": schedule.in_words(),
             "meanwhile": explanations.during_a_pause(schedule),
+            "scope": schedule.scope(),
             "upcoming": _upcoming(schedule),
             "marks": _marks(schedule, self.membership.now, page.rows),
             "page": page,
@@ -576,7 +588,8 @@ class Action(Page):
         try:
             return self.act(target, **author, **form.cleaned_data)
         except ScheduleBusy as error:
-            return self.confirm(target, form, status=409, blocked_by=error.blocked_by)
+            facts = {"blocked_by": error.blocked_by, "other_schedule": error.other}
+            return self.confirm(target, form, status=409, **facts)
         except (
             *(UnknownJob, InvalidArguments, RunMovedOn, StaleVersion),
             *(BackfillMovedOn, InvalidBackfill, TimetableError),

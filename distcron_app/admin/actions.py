@@ -227,6 +227,9 @@ def _run_one(request: HttpRequest, schedule: Schedule, **given: Any) -> tuple[in
         )
     except ScheduleBusy as busy:
         blocking = _run_link(request, busy.blocked_by)
+        if busy.other:
+            text = _("{}: busy, blocked by {} of {}.")
+            return messages.WARNING, format_html(text, schedule, blocking, busy.other)
         return messages.WARNING, format_html(_("{}: busy, blocked by {}."), schedule, blocking)
     except JobError as error:
         return messages.ERROR, format_html(_("{}: not run. {}"), schedule, error)

@@ -6,6 +6,7 @@ cannot promise other instants than will run. Nothing is stored.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -18,11 +19,14 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from distcron_app import history
+from distcron_app import history, registry
 from distcron_app.admin import display
 from distcron_app.clock import utc_now
+from distcron_app.errors import UnknownJob
+from distcron_app.explanations import inert
 from distcron_app.forms import TIMING_FIELDS, TimingForm
 from distcron_app.models import Run, Schedule
+from distcron_app.scopes import key_problem, rendered_key
 from distcron_app.wording import marks
 
 __all__ = ["Preview", "Row", "preview", "render"]
@@ -78,6 +82,7 @@ def preview(data: QueryDict, instance: Schedule | None, now: datetime | None = N
     p95 = None if runs is None else history.longest_usual(runs[:_JUDGED_RUNS])
     notes = [mark.text for mark in marks(timetable, after=now, p95=p95)]
     notes += _spread(schedule, instants[0]) if instants else []
+    notes += _scope(data, schedule)
     if not instants and not notes and schedule.has_timetable:
         notes = [_("No instant of the timetable is left.")]
     return Preview(
@@ -150,6 +155,22 @@ def _spread(schedule: Schedule, instant: datetime) -> list[str]:
         return [_("Each of them starts %(seconds)d s later.") % {"seconds": delay}]
     message = _("Each of them starts up to %(seconds)d s later.")
     return [message % {"seconds": schedule.spread_seconds}]
+
+
+def _scope(data: QueryDict, schedule: Schedule) -> list[str]:
+    """Return what the typed concurrency key becomes with the typed arguments, if there is one."""
+    template = data.get("concurrency_key", "").strip()
+    try:
+        arguments = json.loads(data.get("arguments", "") or "{}")
+        found = registry.get(data.get("job", "") or schedule.job)
+    except (ValueError, RecursionError, UnknownJob):
+        return []
+    if not template or not isinstance(arguments, dict):
+        return []
+    if problem := key_problem(template, found, arguments):
+        return [_("Concurrency key: %s") % problem]
+    key = rendered_key(template, found.name, arguments)
+    return [_("Concurrency key: %s") % inert(key)]
 
 
 def _has_own_delays(schedule: Schedule) -> bool:

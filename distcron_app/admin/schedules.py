@@ -60,13 +60,17 @@ _MORE = (
     ("gap", "fold"),
     "on_resume",
     "delivery",
+    ("queue", "priority"),
     "lock_level",
     ("keep_days", "keep_succeeded", "keep_failed"),
     "notes",
 )
 # Groups of policies, folded until somebody opens them or one of their fields is wrong.
 _POLICIES = (
-    (gettext_lazy("While a run is still active"), ("overlap", "max_active", "max_queued")),
+    (
+        gettext_lazy("While a run is still active"),
+        ("overlap", "max_active", "max_queued", "concurrency_key"),
+    ),
     (
         gettext_lazy("Occurrences that are late"),
         (
@@ -147,7 +151,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         "last_run_listed",
     )
     list_display_links = ("name_shown",)
-    list_filter = ("state", "kind", "job", DefinedInFilter, "lock_level", "calendar")
+    list_filter = ("state", "kind", "job", DefinedInFilter, "queue", "lock_level", "calendar")
     search_fields = ("name", "key", "job", "notes")
     search_help_text = gettext_lazy("Name, key, job or notes")
     show_full_result_count = False

@@ -193,6 +193,7 @@ def _list_flags(parser: CommandParser) -> None:
         "--state", type=schedule_state, help=_("active, paused, finished or invalid.")
     )
     parser.add_argument("--job", metavar="TEXT", help=_("Only jobs whose name contains this."))
+    parser.add_argument("--queue", metavar="NAME", help=_("Only schedules of this queue."))
     parser.add_argument(
         "--failing",
         action="store_true",

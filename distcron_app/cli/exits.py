@@ -81,7 +81,9 @@ def _arguments_text(error: InvalidArguments) -> str:
 
 def busy_text(error: ScheduleBusy) -> str:
     """Return which run stands in the way."""
-    facts = {"key": error.label, "run": error.blocked_by}
+    facts = {"key": error.label, "run": error.blocked_by, "other": error.other}
+    if error.other:
+        return _("schedule %(key)r: busy, blocked by run %(run)d of %(other)r.") % facts
     return _("schedule %(key)r: busy, blocked by run %(run)d.") % facts
 
 

@@ -19,10 +19,11 @@ from distcron_app.cli.exits import DEPENDENCY_DOWN, FAILED, Exit
 from distcron_app.clock import Clock
 from distcron_app.conf import get_config
 from distcron_app.errors import LockUnavailable
-from distcron_app.explanations import zone_data_warning
+from distcron_app.explanations import unserved_queue, zone_data_warning
+from distcron_app.history import unserved_queues
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.locks import get_backend
-from distcron_app.models import Maintenance, Node, Run, Schedule
+from distcron_app.models import Maintenance, Node, Run, Schedule, served_queues
 from distcron_app.nodes import ALIVE, computed_state
 
 __all__ = ["show_status"]
@@ -44,6 +45,7 @@ class _Status:
     locks_problem: str
     nodes: dict[str, int]
     warning: str
+    unserved: list[str]
     schedules: dict[str, int]
     overdue: int
     running: int
@@ -88,6 +90,7 @@ def _read() -> _Status:
     database_ms = (clock.monotonic() - asked_at) * 1000
     backend = get_backend()
     nodes = [(node, computed_state(node, now)) for node in Node.objects.all()]
+    alive = [node for node, state in nodes if state in ALIVE]
     locks_ms, locks_problem = _ping_locks()
     states_of_runs = _recent_states()
     return _Status(
@@ -98,7 +101,8 @@ def _read() -> _Status:
         locks_ms=locks_ms,
         locks_problem=locks_problem,
         nodes=Counter(state for _node, state in nodes),
-        warning=zone_data_warning(node for node, state in nodes if state in ALIVE),
+        warning=zone_data_warning(alive),
+        unserved=_unserved(alive),
         schedules=_schedule_states(),
         overdue=Schedule.objects.overdue(get_config().misfire_grace_seconds).count(),
         running=Run.objects.filter(state__in=Run.ACTIVE_STATES).count(),
@@ -107,6 +111,11 @@ def _read() -> _Status:
         failed=states_of_runs.get(Run.State.FAILED, 0),
         maintenance=Maintenance.objects.on().first(),
     )
+
+
+def _unserved(alive: list[Node]) -> list[str]:
+    queues = unserved_queues(served_queues(alive)) if alive else []
+    return [unserved_queue(*each) for each in queues]
 
 
 def _ping_locks() -> tuple[float | None, str]:
@@ -155,6 +164,7 @@ def _rows(status: _Status) -> list[list[Cell | str]]:
         warnings.append([mark, _("maintenance"), reason])
     if status.warning:
         warnings.append([mark, _("zone data"), status.warning])
+    warnings += [[mark, _("queues"), text] for text in status.unserved]
     return [
         _row(True, _("database"), database),
         _row(status.locks_ms is not None, _("locks"), locks),
@@ -200,7 +210,7 @@ def _facts(status: _Status) -> dict[str, Any]:
         "distcron": distcron_app.__version__,
         "healthy": not status.problems,
         "problems": status.problems,
-        "warnings": [status.warning] if status.warning else [],
+        "warnings": [*([status.warning] if status.warning else []), *status.unserved],
         "database": {"name": status.database, "ping_ms": status.database_ms},
         "locks": {
             "backend": status.locks,

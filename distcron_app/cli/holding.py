@@ -22,7 +22,7 @@ from distcron_app.cli.width import display_width, pad
 from distcron_app.clock import Clock
 from distcron_app.holdings import HeldLock, Holdings, LevelState
 from distcron_app.instants import database_now
-from distcron_app.locks import level_problem, schedule_lock_name
+from distcron_app.locks import level_problem
 from distcron_app.models import Schedule
 
 __all__ = ["show_locks"]
@@ -191,8 +191,9 @@ def _found(options: dict[str, Any]) -> HeldLock:
 def _of_schedule(wanted: str, held: Holdings) -> list[HeldLock]:
     """Return the lock that an active run should hold and that was not seen."""
     schedule = Schedule.objects.filter(key=wanted).first()
-    name = schedule_lock_name(schedule.pk) if schedule else wanted
-    return list(holdings.lock_named(name, database_now()).locks)
+    now = database_now()
+    found = holdings.lock_of(schedule, now) if schedule else holdings.lock_named(wanted, now)
+    return list(found.locks)
 
 
 def _ambiguous_text(wanted: str, locks: list[HeldLock]) -> str:
@@ -310,6 +311,7 @@ def _facts(lock: HeldLock) -> dict[str, Any]:
         "name": lock.name,
         "level": lock.level,
         "schedule": lock.schedule and lock.schedule.key,
+        "concurrency_key": lock.concurrency_key,
         "holder": info and info.note,
         "owner_token": info and info.owner_token,
         "node": lock.node and lock.node.name,

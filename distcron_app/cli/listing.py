@@ -29,6 +29,8 @@ _COLUMNS = (
     Column(title=gettext_lazy("LAST")),
     Column(title=gettext_lazy("NEXT")),
     Column(title=gettext_lazy("JOB"), only_wide=True),
+    Column(title=gettext_lazy("QUEUE"), only_wide=True),
+    Column(title=gettext_lazy("PRIORITY"), right=True, only_wide=True),
     Column(title=gettext_lazy("ZONE"), only_wide=True),
     Column(title=gettext_lazy("REASON"), only_wide=True),
     Column(title=gettext_lazy("DEFINED IN"), only_wide=True),
@@ -55,7 +57,7 @@ class _Line:
 
 def show_schedules(console: Console, options: dict[str, Any]) -> None:
     """Show the schedules that fit the filters."""
-    lines = _read(filtered(options["state"], options["job"]))
+    lines = _read(filtered(options["state"], options["job"], options["queue"]))
     if options["failing"]:
         lines = [line for line in lines if line.is_failing]
     if console.view.as_json:
@@ -104,6 +106,8 @@ def _row(line: _Line, zone: str) -> list[Cell | str]:
         _last(line),
         _next(line, zone or schedule.timezone),
         schedule.job,
+        schedule.queue,
+        str(schedule.priority),
         schedule.timezone,
         schedule.state_reason,
         schedule.defined_in if schedule.is_in_code else "",
@@ -153,6 +157,8 @@ def _facts(line: _Line) -> dict[str, Any]:
         "state_by": schedule.state_by,
         "paused_until": times.iso(schedule.paused_until),
         "failing": line.is_failing,
+        "queue": schedule.queue,
+        "priority": schedule.priority,
         "kind": schedule.kind,
         "rule": rule_text(schedule),
         "defined_in": schedule.defined_in,
@@ -175,7 +181,7 @@ def _facts(line: _Line) -> dict[str, Any]:
 
 
 def _say_count(console: Console, options: dict[str, Any], shown: int) -> None:
-    names = ("state", "job", "failing")
+    names = ("state", "job", "queue", "failing")
     filters = ", ".join(
         name if options[name] is True else f"{name} {options[name]}"
         for name in names

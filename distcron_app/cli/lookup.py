@@ -57,11 +57,13 @@ def find_run(run_id: int) -> Run:
     return run
 
 
-def filtered(state: str | None, job: str | None) -> ScheduleQuerySet:
-    """Return the schedules in ``state`` whose job's name contains ``job``, by key."""
+def filtered(state: str | None, job: str | None, queue: str | None = None) -> ScheduleQuerySet:
+    """Return the schedules in ``state`` and ``queue`` whose job's name contains ``job``, by key."""
     schedules = Schedule.objects.select_related("calendar").order_by("key")
     if state:
         schedules = schedules.filter(state=state)
+    if queue:
+        schedules = schedules.filter(queue=queue)
     return schedules.filter(job__icontains=job) if job else schedules
 
 

@@ -29,6 +29,7 @@ _COLUMNS = (
     Column(title=gettext_lazy("HEARTBEAT")),
     Column(title=gettext_lazy("LAG"), right=True),
     Column(title=gettext_lazy("RUNNING"), right=True),
+    Column(title=gettext_lazy("QUEUES"), flexible=True),
     Column(title=gettext_lazy("CLOCK"), right=True),
     Column(title=gettext_lazy("STARTED"), only_wide=True),
     Column(title=gettext_lazy("ID"), only_wide=True),
@@ -78,6 +79,7 @@ def _row(node: Node, now: datetime, zone: str) -> list[Cell | str]:
         times.relative(min(node.heartbeat_at, now - timedelta(microseconds=1)), now),
         _("%d ms") % node.tick_lag_ms,
         f"{node.running}/{node.slots}",
+        ",".join(node.queues) or _("all"),
         _("%+d ms") % node.clock_offset_ms,
         times.short_moment(node.started_at, zone or "UTC", now),
         str(node.id),
@@ -101,6 +103,7 @@ def _facts(node: Node, now: datetime) -> dict[str, Any]:
         "tick_lag_ms": node.tick_lag_ms,
         "running": node.running,
         "slots": node.slots,
+        "queues": node.queues,
         "clock_offset_ms": node.clock_offset_ms,
         "alert": node.alert,
     }

@@ -10,11 +10,20 @@ from django.utils.translation import gettext as _
 from distcron_app.conf import Config
 from distcron_app.diagnosis.finding import OK, PROBLEM, WARNING, Finding
 from distcron_app.errors import LockUnavailable
+from distcron_app.explanations import unserved_queue
+from distcron_app.history import unserved_queues
 from distcron_app.instants import DatabaseNow
 from distcron_app.locks import level_problem, pooling_problem
-from distcron_app.models import Run, Schedule
+from distcron_app.models import Node, Run, Schedule, served_queues
 
-__all__ = ["judge_invalid", "judge_levels", "judge_lost", "judge_overdue", "look_at_schedules"]
+__all__ = [
+    "judge_invalid",
+    "judge_levels",
+    "judge_lost",
+    "judge_overdue",
+    "judge_queues",
+    "look_at_schedules",
+]
 
 _SHOWN = 5  # findings of one kind; the last one counts the rest
 _RECENT = timedelta(hours=24)
@@ -36,6 +45,7 @@ def look_at_schedules(config: Config) -> list[Finding]:
     found = [
         *judge_invalid(list(invalid)),
         *judge_overdue(list(overdue), config.misfire_grace_seconds),
+        *judge_queues(_unserved_queues()),
         *judge_levels([(by_level[level], text) for level, text in problems.items() if text]),
         *judge_lost(_lost_names()),
     ]
@@ -50,6 +60,11 @@ def _session_problem(level: str, config: Config) -> str:
         return pooling_problem(config.lock_database)
     except LockUnavailable as error:
         return str(error)
+
+
+def _unserved_queues() -> list[tuple[str, int]]:
+    alive = list(Node.objects.alive())
+    return unserved_queues(served_queues(alive)) if alive else []
 
 
 def _lost_names() -> list[str]:
@@ -96,6 +111,21 @@ def judge_overdue(keys: Sequence[str], grace_seconds: float) -> list[Finding]:
         for key in keys[:_SHOWN]
     ]
     return found + _rest("schedules.overdue", PROBLEM, len(keys))
+
+
+def judge_queues(unserved: Sequence[tuple[str, int]]) -> list[Finding]:
+    """Name the queues that no node serves; each with how many active schedules are in it."""
+    return [
+        Finding(
+            code="schedules.queue",
+            level=WARNING,
+            subject=queue,
+            text=unserved_queue(queue, count),
+            consequence=_("What comes due there waits, and is late or a misfire in the end."),
+            fix=_("Start a node that serves it, or correct the queue of the schedules."),
+        )
+        for queue, count in unserved
+    ]
 
 
 def judge_levels(unusable: Sequence[tuple[Sequence[str], str]]) -> list[Finding]:

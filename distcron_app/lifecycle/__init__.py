@@ -32,7 +32,14 @@ from distcron_app.lifecycle.backfills import (
     settle_backfills,
 )
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
-from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
+from distcron_app.lifecycle.claim import (
+    claim,
+    claim_queued,
+    one_of_each_scope,
+    queue_again,
+    queue_manual,
+    read_back,
+)
 from distcron_app.lifecycle.outcome import (
     FinishResult,
     finish,
@@ -51,6 +58,7 @@ from distcron_app.lifecycle.recovery import (
     recover,
     recover_owned,
     release,
+    release_scope,
     runs_again,
     settle_strays,
 )
@@ -94,6 +102,7 @@ __all__ = [
     "forget_backfills",
     "give_back",
     "note_lease_lost",
+    "one_of_each_scope",
     "prune",
     "queue_again",
     "queue_backfill",
@@ -102,6 +111,7 @@ __all__ = [
     "recover",
     "recover_owned",
     "release",
+    "release_scope",
     "report_progress",
     "request_cancel",
     "runs_again",

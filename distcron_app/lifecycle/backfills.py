@@ -48,6 +48,7 @@ def queue_backfill(
     """
     given = backfill.arguments
     arguments: dict[str, Any] = schedule.arguments if given is None else given
+    key = schedule.scope(arguments)
     pause = max(backfill.pause, _TICK)
     rows = (
         Run(
@@ -58,6 +59,7 @@ def queue_backfill(
             delivery=schedule.delivery,
             queue=schedule.queue,
             priority=schedule.priority,
+            concurrency_key=key,
             trigger=Run.Trigger.BACKFILL,
             triggered_by=backfill.by,
             backfill=backfill,

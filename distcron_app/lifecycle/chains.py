@@ -17,7 +17,7 @@ from django.db.models import Count, Exists, F, Min, OuterRef, Q
 
 from distcron_app.context import ParentRun
 from distcron_app.instants import database_now
-from distcron_app.lifecycle.overlap import OpenRuns, fate, replace
+from distcron_app.lifecycle.overlap import OpenRuns, Scope, fate, in_scope, replace
 from distcron_app.models import ChainLink, ChainStart, Run, Schedule
 
 __all__ = ["MAX_CHAIN_DEPTH", "event_of", "follow", "parents_of", "waits_for"]
@@ -105,10 +105,11 @@ def _follow(run_ids: Collection[int]) -> list[int]:
         )
     )
     wanted = [each for each in wanted if each.key not in done]
-    step = _Step(Schedule.objects.in_bulk(keys), _ahead(keys), database_now())
+    followers = Schedule.objects.in_bulk(keys)
+    step = _Step(followers, _ahead(followers.values()), database_now())
     for each in wanted:
         step.add(each)
-    skipped = replace(step.replaced, told=step.replaced)
+    skipped = replace(step.replaced, told={scope.schedule_id for scope in step.replaced})
     _insert(step.rows)
     ChainStart.objects.bulk_create(
         [each.start(run) for each, run in zip(step.taken, step.rows, strict=True)],
@@ -176,7 +177,7 @@ class _Step:
         self._now = now
         self.taken: list[_Wanted] = []
         self.rows: list[Run] = []
-        self.replaced: dict[int, OpenRuns] = {}
+        self.replaced: dict[Scope, OpenRuns] = {}
 
     def add(self, wanted: _Wanted) -> None:
         schedule = self._followers.get(wanted.follower_id)
@@ -205,18 +206,18 @@ class _Step:
         if fated == "queue":
             run.reason, run.details = Run.Reason.OVERLAP, details
             if schedule.overlap == Schedule.Overlap.REPLACE:
-                self._replace(schedule.pk, beside)
+                self._replace(_scope_of(schedule), beside)
         self._ahead[schedule.pk] = dataclasses.replace(
             beside,
             active=beside.active + (fated == "start"),
             waiting=beside.waiting + (fated == "queue"),
         )
 
-    def _replace(self, schedule_id: int, beside: OpenRuns) -> None:
-        active = self._active.get(schedule_id)
-        self.replaced.setdefault(schedule_id, dataclasses.replace(beside, blocked_by=active))
+    def _replace(self, scope: Scope, beside: OpenRuns) -> None:
+        active = self._active.get(scope.schedule_id)
+        self.replaced.setdefault(scope, dataclasses.replace(beside, blocked_by=active))
         for row in self.rows:
-            if row.schedule_id == schedule_id and row.state == Run.State.QUEUED:
+            if row.schedule_id == scope.schedule_id and row.state == Run.State.QUEUED:
                 _skip(row, Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by, "replaced": True})
 
 
@@ -233,11 +234,16 @@ def _wanted(ended: Sequence[Run]) -> list[_Wanted]:
     ]
 
 
-def _ahead(schedule_ids: Iterable[int]) -> list[_Ahead]:
-    """Return the open runs of the followers, by one read.
+def _scope_of(schedule: Schedule) -> Scope:
+    return Scope(schedule.pk, schedule.scope())
+
+
+def _ahead(followers: Iterable[Schedule]) -> list[_Ahead]:
+    """Return the open runs of the followers, by one read, and one for each concurrency key.
 
     What is queued and will start as soon as a node has a slot counts as active: which of two
-    ends came first must not depend on how quickly a node claims.
+    ends came first must not depend on how quickly a node claims. The claim decides again,
+    under the lock of the scope.
     """
     waits = Q(state=Run.State.QUEUED, attempt=0, reason=Run.Reason.OVERLAP)
     is_held_back = Q(
@@ -249,31 +255,37 @@ def _ahead(schedule_ids: Iterable[int]) -> list[_Ahead]:
     )
     in_queue = waits & ~Q(trigger=Run.Trigger.MANUAL)
     is_active = ~Q(state=Run.State.QUEUED) | Q(attempt__gt=0)
-    rows = (
-        Run.objects.in_the_way()
-        .filter(schedule__in=list(schedule_ids))
-        .order_by()
-        .values_list("schedule_id")
-        .annotate(
-            ahead=Count("id", filter=~waits & ~is_held_back),
-            first=Min("id", filter=~waits & ~is_held_back),
-            backfilling=Count("id", filter=is_active & Q(backfill__isnull=False)),
-            active=Min("id", filter=is_active),
-            waiting=Count("id", filter=in_queue),
-        )
+    counted = {
+        "ahead": Count("id", filter=~waits & ~is_held_back),
+        "first": Min("id", filter=~waits & ~is_held_back),
+        "backfilling": Count("id", filter=is_active & Q(backfill__isnull=False)),
+        "active": Min("id", filter=is_active),
+        "waiting": Count("id", filter=in_queue),
+    }
+    scopes = [_scope_of(each) for each in followers]
+    own = Run.objects.in_the_way().filter(
+        schedule__in=[scope.schedule_id for scope in scopes if not scope.key]
     )
+    rows = [
+        *own.order_by().values("schedule_id").annotate(**counted),
+        *(
+            in_scope(scope).in_the_way().aggregate(**counted) | {"schedule_id": scope.schedule_id}
+            for scope in scopes
+            if scope.key
+        ),
+    ]
     return [
         _Ahead(
-            schedule_id=pk,
+            schedule_id=row["schedule_id"],
             runs=OpenRuns(
-                active=ahead,
-                backfilling=backfilling,
-                blocked_by=active or first,
-                waiting=waiting,
+                active=row["ahead"],
+                backfilling=row["backfilling"],
+                blocked_by=row["active"] or row["first"],
+                waiting=row["waiting"],
             ),
-            active_id=active,
+            active_id=row["active"],
         )
-        for pk, ahead, first, backfilling, active, waiting in rows
+        for row in rows
     ]
 
 
@@ -286,6 +298,7 @@ def _new_run(schedule: Schedule, parent: Run, now: datetime) -> Run:
         delivery=schedule.delivery,
         queue=schedule.queue,
         priority=schedule.priority,
+        concurrency_key=schedule.scope(),
         trigger=Run.Trigger.CHAIN,
         parent=parent,
         due_at=now,

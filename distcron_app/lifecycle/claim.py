@@ -21,14 +21,24 @@ from distcron_app.lifecycle.overlap import (
     REPLACE_CAUSE,
     Fate,
     OpenRuns,
+    Scope,
     fate,
+    in_scope,
     open_runs,
     replace,
 )
+from distcron_app.lifecycle.scopes import lock_scopes
 from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
 from distcron_app.models import Attempt, Backfill, ChainLink, Node, Run, Schedule, ended_attempt
 
-__all__ = ["claim", "claim_queued", "queue_again", "queue_manual", "read_back"]
+__all__ = [
+    "claim",
+    "claim_queued",
+    "one_of_each_scope",
+    "queue_again",
+    "queue_manual",
+    "read_back",
+]
 
 # Rows per INSERT on the portable path; SQLite limits the variables of one statement.
 _PORTABLE_CHUNK = 200
@@ -37,40 +47,66 @@ _PORTABLE_CHUNK = 200
 def claim(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     """Claim the occurrences of a batch of due schedules; return what this node now owns.
 
-    One transaction: (1) lock the schedules that still stand where they were seen, if this
-    node's lease is alive; (2) move each to its next instant and bump its fencing token;
-    (3) where a run is active, decide ``skipped`` for overlap; (4) insert the rows. What
-    another node holds or has moved is left out: it lost nothing, somebody else has it.
+    One transaction: (1) lock the scopes, where there are concurrency keys; (2) lock the
+    schedules that still stand where they were seen, if this node's lease is alive; (3) move
+    each to its next instant and bump its fencing token; (4) where a run is active, decide
+    ``skipped`` for overlap; (5) insert the rows. What another node holds or has moved is
+    left out: it lost nothing, somebody else has it. Of each scope the first is decided and
+    the others are left out, for the next call.
 
-    Blocks for two round trips on PostgreSQL. Raise DatabaseError when the outcome is
-    unknown; settle it with ``read_back``.
+    Blocks for two round trips on PostgreSQL, for three with concurrency keys. Raise
+    DatabaseError when the outcome is unknown; settle it with ``read_back``.
     """
     if not decisions:
         return Claimed()
-    ordered = sorted(decisions, key=lambda decision: decision.schedule_id)
+    alone = one_of_each_scope(decisions)
+    keys = {decision.concurrency_key for decision in alone if decision.concurrency_key}
     with transaction.atomic():
+        locked = {"", *lock_scopes(keys)}
+        ordered = sorted(
+            (decision for decision in alone if decision.concurrency_key in locked),
+            key=lambda decision: decision.schedule_id,
+        )
+        if not ordered:
+            return Claimed()
         if connection.vendor == "postgresql":
             return _claim_postgres(ordered, node_id)
         return _claim_portable(ordered, node_id)
 
 
+def one_of_each_scope(decisions: Iterable[Decision]) -> list[Decision]:
+    """Return the decisions without those whose concurrency key one before them has."""
+    seen: set[str] = set()
+    kept: list[Decision] = []
+    for decision in decisions:
+        if decision.concurrency_key not in seen:
+            kept.append(decision)
+        if decision.concurrency_key:
+            seen.add(decision.concurrency_key)
+    return kept
+
+
 def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
     """Claim queued runs, given as run id to fresh owner token; return what is now owned.
 
-    A run whose schedule has an active run stays queued, and a spread occurrence is
-    skipped then, or where its schedule was paused meanwhile. One of a backfill waits for
-    its turn by the rule of the backfill as well. The schedule's row is locked
-    first, as in ``claim``, so that the two cannot miss each other.
+    A run whose schedule, or scope, has an active run stays queued, and a spread occurrence
+    is skipped then, or where its schedule was paused meanwhile. One of a backfill waits for
+    its turn by the rule of the backfill as well. The scope and the schedule's row are
+    locked first, as in ``claim``, so that the two cannot miss each other.
     """
     if not owner_tokens:
         return Claimed()
+    queued = Run.objects.filter(pk__in=owner_tokens, state="queued")
+    found = list(queued.values_list("pk", "schedule_id", "concurrency_key", "backfill_id"))
+    keys = {key for _pk, _schedule_id, key, _backfill in found if key}
     with transaction.atomic():
-        rows = {row.pk: row for row in Run.objects.filter(pk__in=owner_tokens, state="queued")}
-        schedules = _lock_schedules({row.schedule_id for row in rows.values()}, node_id)
+        free = {"", *lock_scopes(keys)}
+        rows = {pk: schedule_id for pk, schedule_id, key, _backfill in found if key in free}
+        schedules = _lock_schedules(set(rows.values()), node_id)
         if not schedules:
             return Claimed()
-        opened = open_runs(schedules)
-        backfills = _backfills_of(rows.values())
+        opened = open_runs([Scope(pk or 0, key) for _id, pk, key, _in in found if key in free])
+        backfills = _backfills(backfill for *_rest, backfill in found)
         own = active_of(backfills)
         locked = (
             Run.objects.select_for_update(skip_locked=_can_skip_locked())
@@ -83,7 +119,7 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         ended: list[int] = []
         for run in locked:
             schedule = schedules[run.schedule_id or 0]
-            beside = opened.get(schedule.pk, OpenRuns())
+            beside = opened[_scope_of(run)]
             fated = fate(
                 schedule, beside, own=1 if run.attempt else 0, was_queued=not run.is_held_back
             )
@@ -96,13 +132,13 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
                 continue
             elif fated == "start":
                 won.append(run)
-                opened[schedule.pk] = _with_one_more(beside, run)
+                _count_in(opened, run)
                 own[run.backfill_id or 0] = own.get(run.backfill_id or 0, 0) + 1
             elif run.is_held_back and fated == "queue":
                 run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
                 decided.append(run)
                 if schedule.overlap == Schedule.Overlap.REPLACE:
-                    ended += replace({schedule.pk: beside}, told=_followed(schedules))
+                    ended += replace({_scope_of(run): beside}, told=_followed(schedules))
             elif run.is_held_back:
                 _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
                 decided.append(run)
@@ -116,19 +152,27 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         )
 
 
-def _backfills_of(runs: Iterable[Run]) -> dict[int, Backfill]:
-    ids = {run.backfill_id for run in runs if run.waits_in_backfill}
-    return Backfill.objects.in_bulk([pk for pk in ids if pk is not None]) if ids else {}
+def _backfills(ids: Iterable[int | None]) -> dict[int, Backfill]:
+    wanted = {pk for pk in ids if pk is not None}
+    return Backfill.objects.in_bulk(list(wanted)) if wanted else {}
 
 
-def _with_one_more(beside: OpenRuns, run: Run) -> OpenRuns:
+def _scope_of(run: Run) -> Scope:
+    return Scope(run.schedule_id or 0, run.concurrency_key)
+
+
+def _count_in(opened: dict[Scope, OpenRuns], run: Run) -> None:
+    """Let a run that is claimed block the others of this batch that count it."""
+    own = _scope_of(run)
     added = 0 if run.attempt else 1
-    return OpenRuns(
-        active=beside.active + added,
-        backfilling=beside.backfilling + (added if run.backfill_id else 0),
-        blocked_by=beside.blocked_by or run.pk,
-        waiting=beside.waiting,
-    )
+    for scope, beside in opened.items():
+        if own.counts_for(scope):
+            opened[scope] = OpenRuns(
+                active=beside.active + added,
+                backfilling=beside.backfilling + (added if run.backfill_id else 0),
+                blocked_by=beside.blocked_by or run.pk,
+                waiting=beside.waiting,
+            )
 
 
 def queue_manual(
@@ -142,20 +186,17 @@ def queue_manual(
     """Insert a queued run that starts as soon as a node has a free slot.
 
     With ``nominal_at``, aware, it stands for that instant; the timetable's own run of it is
-    not touched. Raise ScheduleBusy when a run of the schedule is queued or active; what
-    waits in a backfill does not count. With ``behind`` it waits for that one instead,
-    whatever the schedule's queue holds already.
+    not touched. Raise ScheduleBusy when a run of the schedule, or of the scope of these
+    arguments, is queued or active; what waits in a backfill does not count. With ``behind``
+    it waits for that one instead, whatever the queue holds already.
     """
+    key = schedule.scope(arguments)
     with transaction.atomic():
+        lock_scopes([key], waits=True)
         limit = Schedule.objects.select_for_update().get(pk=schedule.pk).active_limit
-        opened = list(
-            Run.objects.in_the_way()
-            .filter(schedule=schedule.pk)
-            .order_by("id")
-            .values_list("pk", flat=True)
-        )
+        opened = list(in_scope(Scope(schedule.pk, key)).in_the_way().order_by("id"))
         if opened and not behind:
-            raise ScheduleBusy(schedule.key, opened[0])
+            raise _busy(schedule, opened[0])
         waits = limit is not None and len(opened) >= limit
         return Run.objects.create(
             schedule=schedule,
@@ -165,14 +206,22 @@ def queue_manual(
             delivery=schedule.delivery,
             queue=schedule.queue,
             priority=schedule.priority,
+            concurrency_key=key,
             trigger=Run.Trigger.MANUAL,
             triggered_by=by,
             nominal_at=nominal_at,
             due_at=database_now(),
             state=Run.State.QUEUED,
             reason=Run.Reason.OVERLAP if waits else Run.Reason.NONE,
-            details={"blocked_by": opened[0]} if waits else None,
+            details={"blocked_by": opened[0].pk} if waits else None,
         )
+
+
+def _busy(schedule: Schedule, blocking: Run | None) -> ScheduleBusy:
+    if blocking is None:
+        return ScheduleBusy(schedule.key, 0)
+    other = "" if blocking.schedule_id == schedule.pk else blocking.schedule_name
+    return ScheduleBusy(schedule.key, blocking.pk, other)
 
 
 def queue_again(run_id: int) -> Run | None:
@@ -182,16 +231,19 @@ def queue_again(run_id: int) -> Run | None:
     it is in another state by now, or its schedule is gone. Raise ScheduleBusy when the
     schedule has as many active runs as it may.
     """
+    keys = [*Run.objects.filter(pk=run_id).values_list("concurrency_key", flat=True)]
     with transaction.atomic():
+        lock_scopes(keys, waits=True)
         run = Run.objects.select_for_update().filter(pk=run_id, state__in=Run.AGAIN_STATES).first()
         schedule = None
         if run is not None:
             schedule = Schedule.objects.select_for_update().filter(pk=run.schedule_id or 0).first()
         if run is None or schedule is None:
             return None
-        beside = open_runs([schedule.pk]).get(schedule.pk, OpenRuns())
+        scope = _scope_of(run)
+        beside = open_runs([scope])[scope]
         if fate(schedule, beside, was_queued=True) != "start":
-            raise ScheduleBusy(schedule.key, beside.blocked_by or 0)
+            raise _busy(schedule, Run.objects.filter(pk=beside.blocked_by or 0).first())
         now = database_now()
         if run.attempt and not Attempt.objects.filter(run=run, number=run.attempt).exists():
             ended_attempt(run, run.reason, run.finished_at or now, run.error).save()
@@ -259,6 +311,7 @@ def _owned(run: Run, parent: ParentRun | None) -> ClaimedRun:
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
         parent=parent,
+        priority=run.priority,
         **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
@@ -281,7 +334,21 @@ FOR UPDATE OF s SKIP LOCKED
 # A statement of its own, after the locks: its snapshot sees every run committed by
 # whoever held those rows before, so an active run cannot be overlooked.
 _CLAIM_SQL = """
-WITH opened AS (
+WITH scopes AS (
+  SELECT * FROM unnest(%(ids)s::bigint[], %(scopes)s::text[]) AS s(id, key)
+), beside AS MATERIALIZED (
+  -- As overlap.open_runs(): which runs count for each schedule. Without keys the second
+  -- half finds nothing, in an index of the runs that have one.
+  SELECT s.id AS schedule_id, r.id, r.state, r.attempt, r.reason, r."trigger", r.backfill_id
+  FROM distcron_run r JOIN scopes s ON s.id = r.schedule_id
+  WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
+    AND (s.key = '' OR r.concurrency_key IN ('', s.key))
+  UNION ALL
+  SELECT s.id, r.id, r.state, r.attempt, r.reason, r."trigger", r.backfill_id
+  FROM distcron_run r JOIN scopes s ON s.key = r.concurrency_key
+  WHERE r.concurrency_key = ANY(%(keys)s) AND r.concurrency_key <> ''
+    AND r.state IN ('queued', 'claimed', 'running') AND r.schedule_id IS DISTINCT FROM s.id
+), opened AS (
   SELECT r.schedule_id,
          count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
          count(*) FILTER (WHERE r.backfill_id IS NOT NULL
@@ -290,8 +357,7 @@ WITH opened AS (
          -- What a person queued takes no place in the schedule's queue.
          count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
                                 AND r."trigger" IN ('timetable', 'chain')) AS waiting
-  FROM distcron_run r
-  WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
+  FROM beside r
   GROUP BY r.schedule_id
 ), fates AS (
   -- As overlap.fate().
@@ -330,16 +396,16 @@ WITH opened AS (
   UPDATE distcron_run r
   SET state = 'skipped', reason = 'overlap', finished_at = statement_timestamp(),
       details = jsonb_build_object('blocked_by', f.blocked_by, 'replaced', true)
-  FROM p JOIN fates f ON f.id = p.id
-  WHERE p.replaces AND r.schedule_id = p.id AND r.state = 'queued' AND r.attempt = 0
+  FROM p JOIN fates f ON f.id = p.id JOIN beside b ON b.schedule_id = p.id
+  WHERE p.replaces AND r.id = b.id AND r.state = 'queued' AND r.attempt = 0
     AND (r.reason = 'overlap' AND r."trigger" IN ('timetable', 'chain')
          OR r.reason = '' AND r."trigger" = 'chain')
   RETURNING r.id, r.schedule_id
 ), asked AS (
   UPDATE distcron_run r
   SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
-  FROM p
-  WHERE p.replaces AND r.schedule_id = p.id
+  FROM p JOIN beside b ON b.schedule_id = p.id
+  WHERE p.replaces AND r.id = b.id
     AND r.state IN ('claimed', 'running') AND r.cancel_requested_at IS NULL
     AND r.backfill_id IS NULL
 ), moved AS (
@@ -364,8 +430,9 @@ WITH opened AS (
               WHEN m.delivery = 'at_least_once' THEN 'running'
               ELSE 'claimed' END AS new_state
   FROM unnest(%(w_ids)s::bigint[], %(w_at)s::timestamptz[], %(w_due)s::timestamptz[],
-              %(w_reason)s::text[], %(w_details)s::text[], %(w_token)s::text[])
-       AS w(schedule_id, scheduled_at, due_at, reason, details, owner_token)
+              %(w_reason)s::text[], %(w_details)s::text[], %(w_token)s::text[],
+              %(w_key)s::text[])
+       AS w(schedule_id, scheduled_at, due_at, reason, details, owner_token, concurrency_key)
   JOIN moved m ON m.id = w.schedule_id
   JOIN fates f ON f.id = w.schedule_id
 ), inserted AS (
@@ -389,14 +456,14 @@ WITH opened AS (
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
-         false, '', '', '', queue, priority, ''
+         false, '', '', '', queue, priority, concurrency_key
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,
             EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
             details::text
 )
-SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts,
+SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts, m.priority,
        m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb,
        -- The run whose end other schedules follow: this one, or one that it replaces.
        CASE WHEN gone.id IS NOT NULL THEN gone.id
@@ -439,6 +506,8 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
     rows = [row for decision in decisions for row in _wanted_rows(decision)]
     return {
         "ids": [decision.schedule_id for decision in decisions],
+        "scopes": [decision.concurrency_key for decision in decisions],
+        "keys": [each.concurrency_key for each in decisions if each.concurrency_key],
         "nexts": [decision.next_run_at for decision in decisions],
         "runs": [decision.run_at is not None for decision in decisions],
         "queued": [len(decision.queue) for decision in decisions],
@@ -452,6 +521,7 @@ def _claim_parameters(decisions: Sequence[Decision], node_id: UUID) -> dict[str,
         "w_reason": [row.reason for row in rows],
         "w_details": [None if row.details is None else _json(row.details) for row in rows],
         "w_token": [row.owner_token for row in rows],
+        "w_key": [row.concurrency_key for row in rows],
         "node": node_id,
     }
 
@@ -465,6 +535,7 @@ class _Wanted(NamedTuple):
     reason: str = ""
     details: dict[str, Any] | None = None
     owner_token: str = ""
+    concurrency_key: str = ""
 
 
 def _wanted_rows(decision: Decision) -> list[_Wanted]:
@@ -483,12 +554,12 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
         rows.append(
             _Wanted(decision.schedule_id, decision.run_at, due_at, owner_token=decision.owner_token)
         )
-    return rows
+    return [row._replace(concurrency_key=decision.concurrency_key) for row in rows]
 
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
     run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
-    key, name, job, arguments, delivery, max_attempts, *limits = row[10:]
+    key, name, job, arguments, delivery, max_attempts, priority, *limits = row[10:]
     scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
@@ -514,6 +585,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         max_attempts=max_attempts,
         fencing_token=fencing,
         owner_token=owner,
+        priority=priority,
         **dict(zip(_LIMITS, limits, strict=True)),
     )
 
@@ -541,8 +613,9 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     ]
     if not kept:
         return Claimed()
-    opened = open_runs([decision.schedule_id for decision in kept])
-    runs = {decision.schedule_id: opened.get(decision.schedule_id, OpenRuns()) for decision in kept}
+    scopes = {each.schedule_id: Scope(each.schedule_id, each.concurrency_key) for each in kept}
+    opened = open_runs(list(scopes.values()))
+    runs = {pk: opened[scope] for pk, scope in scopes.items()}
     kept = [each for each in kept if runs[each.schedule_id].active or not each.only_beside]
     fates = {pk: fate(schedules[pk], runs[pk]) for pk in (each.schedule_id for each in kept)}
     for decision in kept:
@@ -552,7 +625,7 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     followed = _followed(schedules)
     replaced = replace(
         {
-            decision.schedule_id: runs[decision.schedule_id]
+            scopes[decision.schedule_id]: runs[decision.schedule_id]
             for decision in kept
             if decision.run_at is not None
             and not decision.is_held_back
@@ -646,6 +719,7 @@ def _new_run(
         delivery=schedule.delivery,
         queue=schedule.queue,
         priority=schedule.priority,
+        concurrency_key=wanted.concurrency_key,
         scheduled_at=wanted.scheduled_at,
         due_at=wanted.due_at,
         fencing_token=schedule.fencing_token,

@@ -1,4 +1,4 @@
-"""What happens to an occurrence whose schedule already has as many active runs as it may.
+"""What happens to an occurrence whose scope already has as many active runs as it may.
 
 ``fate`` is pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
 """
@@ -6,15 +6,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from django.db import models
+from django.db.models.functions import MD5
 
 from distcron_app.instants import database_now
-from distcron_app.models import Run, Schedule
+from distcron_app.models import Run, RunQuerySet, Schedule
 
-__all__ = ["REPLACE_CAUSE", "Fate", "OpenRuns", "fate", "open_runs", "replace"]
+__all__ = [
+    "REPLACE_CAUSE",
+    "Fate",
+    "OpenRuns",
+    "Scope",
+    "fate",
+    "in_scope",
+    "open_runs",
+    "replace",
+]
 
 # Told to the active run that a newer occurrence replaces.
 REPLACE_CAUSE = "a newer occurrence replaces it"
@@ -22,9 +32,31 @@ REPLACE_CAUSE = "a newer occurrence replaces it"
 Fate = Literal["start", "queue", "skip"]
 
 
+# What a person queued takes no place in the queue, and what waits in a backfill neither.
+_IN_QUEUE = models.Q(
+    state=Run.State.QUEUED,
+    attempt=0,
+    reason=Run.Reason.OVERLAP,
+    trigger__in=[Run.Trigger.TIMETABLE, Run.Trigger.CHAIN],
+)
+
+
+class Scope(NamedTuple):
+    """Which runs count for an occurrence: those of its schedule, or of its concurrency key."""
+
+    schedule_id: int
+    key: str = ""
+
+    def counts_for(self, scope: Scope) -> bool:
+        """Return True where a run of this schedule and key is one of ``scope``."""
+        if scope.key and self.key:
+            return scope.key == self.key
+        return scope.schedule_id == self.schedule_id
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRuns:
-    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones.
+    """The open runs of a scope: ``active`` ones, the first of them, and ``waiting`` ones.
 
     ``backfilling`` of the active ones belong to a backfill; those that wait in one are left
     out.
@@ -61,56 +93,97 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
 
 
 _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
-_WAITING_TRIGGERS = (Run.Trigger.TIMETABLE, Run.Trigger.CHAIN)
 
 
-def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
-    """Return the open runs of the schedules that have any, by one read."""
-    is_active = ~models.Q(state=Run.State.QUEUED) | models.Q(attempt__gt=0)
-    # What a person queued takes no place in the schedule's queue.
-    waits = models.Q(
-        state=Run.State.QUEUED,
-        attempt=0,
-        reason=Run.Reason.OVERLAP,
-        trigger__in=_WAITING_TRIGGERS,
+def open_runs(scopes: Collection[Scope]) -> dict[Scope, OpenRuns]:
+    """Return the open runs of each scope, by one read, and one more where there are keys.
+
+    Without a key they are the runs of the schedule, whatever their keys. With one they are
+    the runs of every schedule with that key, and those of the schedule without any.
+    """
+    keys = {scope.key for scope in scopes if scope.key}
+    own = _counted("schedule_id", [scope.schedule_id for scope in scopes])
+    shared = _counted("concurrency_key", keys) if keys else {}
+    return {
+        scope: _together(
+            each.runs
+            for each in (
+                *(row for row in own.get(scope.schedule_id, ()) if not (scope.key and row.key)),
+                *(shared.get(scope.key, ()) if scope.key else ()),
+            )
+        )
+        for scope in scopes
+    }
+
+
+def in_scope(scope: Scope) -> RunQuerySet:
+    """Return the open runs that count for ``scope``, as ``open_runs`` does."""
+    own = models.Q(schedule=scope.schedule_id)
+    if scope.key:
+        # The text first, for its index; then as equal as Python finds it.
+        same = models.Q(concurrency_key=scope.key, exactly=MD5(models.Value(scope.key)))
+        own = same | (own & models.Q(concurrency_key=""))
+    return Run.objects.open().annotate(exactly=MD5("concurrency_key")).filter(own)
+
+
+def _together(runs: Iterable[OpenRuns]) -> OpenRuns:
+    each = list(runs)
+    first = [found.blocked_by for found in each if found.blocked_by is not None]
+    return OpenRuns(
+        active=sum(found.active for found in each),
+        backfilling=sum(found.backfilling for found in each),
+        blocked_by=min(first, default=None),
+        waiting=sum(found.waiting for found in each),
     )
+
+
+class _Counted(NamedTuple):
+    key: str
+    runs: OpenRuns
+
+
+def _counted(column: str, values: Collection[Any]) -> dict[Any, list[_Counted]]:
+    """Return the open runs by ``column``, each list by concurrency key.
+
+    Keys are as Python finds them equal; a collation may take others for the same.
+    """
+    is_active = ~models.Q(state=Run.State.QUEUED) | models.Q(attempt__gt=0)
     rows = (
         Run.objects.open()
-        .filter(schedule__in=list(schedule_ids))
+        .filter(**{f"{column}__in": list(values)})
         .order_by()
-        .values_list("schedule_id")
+        .annotate(exactly=MD5("concurrency_key"))
+        .values_list("schedule_id", "concurrency_key", "exactly")
         .annotate(
             active=models.Count("id", filter=is_active),
             backfilling=models.Count("id", filter=is_active & models.Q(backfill__isnull=False)),
             first=models.Min("id", filter=is_active),
-            waiting=models.Count("id", filter=waits),
+            waiting=models.Count("id", filter=_IN_QUEUE),
         )
     )
-    return {
-        pk: OpenRuns(active=active, backfilling=backfilling, blocked_by=first, waiting=waiting)
-        for pk, active, backfilling, first, waiting in rows
-    }
+    found: dict[Any, list[_Counted]] = {}
+    for schedule_id, key, _exactly, active, backfilling, first, waiting in rows:
+        runs = OpenRuns(active=active, backfilling=backfilling, blocked_by=first, waiting=waiting)
+        name = schedule_id if column == "schedule_id" else key
+        found.setdefault(name, []).append(_Counted(key, runs))
+    return found
 
 
-def replace(blocked: Mapping[int, OpenRuns], *, told: Collection[int]) -> list[int]:
-    """Ask the active runs of these schedules to stop, and skip what waits behind them.
+def replace(blocked: Mapping[Scope, OpenRuns], *, told: Collection[int]) -> list[int]:
+    """Ask the active runs of these scopes to stop, and skip what waits behind them.
 
     What a person queued is kept, and so is a backfill: a newer occurrence does not stand for
-    it. Return the runs that are skipped now, of the schedules in ``told`` only, whose end
-    somebody waits for.
+    it. Return the runs that are skipped now where somebody may wait for their end: of the
+    schedules in ``told``, and of all in a scope with a key.
     """
     now = database_now() if blocked else None
     skipped: list[int] = []
-    for pk, runs in blocked.items():
-        of_schedule = Run.objects.filter(schedule=pk)
-        waiting = of_schedule.filter(
-            models.Q(reason=Run.Reason.OVERLAP, trigger__in=_WAITING_TRIGGERS)
-            # Another schedule started it, and no node has claimed it yet.
-            | models.Q(reason=Run.Reason.NONE, trigger=Run.Trigger.CHAIN),
-            state=Run.State.QUEUED,
-            attempt=0,
-        )
-        if pk in told:
+    for scope, runs in blocked.items():
+        beside = in_scope(scope)
+        # Or another schedule started it, and no node has claimed it yet.
+        started = models.Q(reason=Run.Reason.NONE, trigger=Run.Trigger.CHAIN)
+        waiting = beside.filter(_IN_QUEUE | started & models.Q(state=Run.State.QUEUED, attempt=0))
+        if scope.key or scope.schedule_id in told:
             skipped += waiting.select_for_update().order_by("pk").values_list("pk", flat=True)
         waiting.update(
             state=Run.State.SKIPPED,
@@ -118,7 +191,7 @@ def replace(blocked: Mapping[int, OpenRuns], *, told: Collection[int]) -> list[i
             finished_at=now,
             details={"blocked_by": runs.blocked_by, "replaced": True},
         )
-        of_schedule.filter(
-            state__in=Run.ACTIVE_STATES, cancel_requested_at=None, backfill=None
-        ).update(cancel_requested_at=now, cancel_cause=REPLACE_CAUSE)
+        beside.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None, backfill=None).update(
+            cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
+        )
     return skipped

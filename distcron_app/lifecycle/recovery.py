@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import connection, transaction
+from django.db.models import QuerySet
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.chains import follow
@@ -25,6 +26,7 @@ __all__ = [
     "recover",
     "recover_owned",
     "release",
+    "release_scope",
     "runs_again",
     "settle_strays",
 ]
@@ -116,21 +118,37 @@ def release(schedule_id: int) -> Released:
     """
     with transaction.atomic():
         schedule = Schedule.objects.select_for_update().get(pk=schedule_id)
-        schedule.fencing_token += 1
-        Schedule.objects.bulk_update([schedule], ["fencing_token"])
-        rows = list(
-            Run.objects.select_for_update()
-            .filter(schedule=schedule_id, state__in=Run.ACTIVE_STATES)
-            .order_by("pk")
+        return _release(schedule, Run.objects.filter(schedule=schedule_id))
+
+
+def release_scope(concurrency_key: str) -> list[tuple[Schedule, Released]]:
+    """Take the active runs with this key from their nodes, as ``release``; by schedule."""
+    with transaction.atomic():
+        runs = Run.objects.filter(concurrency_key=concurrency_key, state__in=Run.ACTIVE_STATES)
+        # A collation may take other keys for the same.
+        keyed = [run for run in runs if run.concurrency_key == concurrency_key]
+        schedules = Schedule.objects.select_for_update().filter(
+            pk__in={run.schedule_id for run in keyed}
         )
-        runs = _settle(
-            rows,
-            Run.Reason.RELEASED,
-            unknown=Run.State.LOST,
-            detail="",
-            fencing_token=schedule.fencing_token,
-        )
-    return Released(fencing_token=schedule.fencing_token, runs=runs)
+        mine = Run.objects.filter(pk__in=[run.pk for run in keyed])
+        return [
+            (schedule, _release(schedule, mine.filter(schedule=schedule.pk)))
+            for schedule in schedules.order_by("pk")
+        ]
+
+
+def _release(schedule: Schedule, runs: QuerySet[Run]) -> Released:
+    schedule.fencing_token += 1
+    Schedule.objects.bulk_update([schedule], ["fencing_token"])
+    rows = runs.select_for_update().filter(state__in=Run.ACTIVE_STATES).order_by("pk")
+    settled = _settle(
+        list(rows),
+        Run.Reason.RELEASED,
+        unknown=Run.State.LOST,
+        detail="",
+        fencing_token=schedule.fencing_token,
+    )
+    return Released(fencing_token=schedule.fencing_token, runs=settled)
 
 
 def runs_again(run: Run) -> bool:

@@ -55,6 +55,7 @@ class Decision:
     each with the instant from which it may start. ``next_run_at`` is where the schedule stands
     afterwards; None means that no instant is left. With ``only_beside`` nothing is decided
     unless a run is active: the node holds no lock that would let it start another one.
+    ``concurrency_key`` is the schedule's with its arguments filled in, "" for none.
     """
 
     schedule_id: int
@@ -67,6 +68,7 @@ class Decision:
     skips: tuple[Skip, ...] = ()
     queue: tuple[tuple[datetime, datetime], ...] = ()
     only_beside: bool = False
+    concurrency_key: str = ""
 
     @property
     def is_held_back(self) -> bool:
@@ -93,6 +95,7 @@ class ClaimedRun:
     max_attempts: int
     fencing_token: int
     owner_token: str
+    priority: int = 0
     isolation: str = "shared"
     run_timeout_seconds: int | None = None
     kill_grace_seconds: int = 10

@@ -4,11 +4,13 @@ from distcron_app.locks.base import (
     Lease,
     LockBackend,
     LockInfo,
+    is_scope_lock,
     named_lock_name,
     new_owner_token,
     occurrence_lock_name,
     schedule_id_of,
     schedule_lock_name,
+    scope_lock_name,
 )
 from distcron_app.locks.database import pooling_problem
 from distcron_app.locks.levels import (
@@ -32,6 +34,7 @@ __all__ = [
     "close_backends",
     "get_backend",
     "get_level",
+    "is_scope_lock",
     "level_names",
     "level_problem",
     "lock",
@@ -42,4 +45,5 @@ __all__ = [
     "pooling_problem",
     "schedule_id_of",
     "schedule_lock_name",
+    "scope_lock_name",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 import secrets
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -17,14 +18,17 @@ __all__ = [
     "LockBackend",
     "LockInfo",
     "checked_ttl",
+    "is_scope_lock",
     "named_lock_name",
     "new_owner_token",
     "occurrence_lock_name",
     "schedule_id_of",
     "schedule_lock_name",
+    "scope_lock_name",
 ]
 
 
+_SCOPE = "scope:"
 # Digits of a 64-bit id; a longer one would overflow in the database.
 _LONGEST_ID = 19
 
@@ -133,6 +137,20 @@ def occurrence_lock_name(schedule_id: int, instant: datetime) -> str:
     'schedule:42@1800000000000'
     """
     return f"{schedule_lock_name(schedule_id)}@{round(instant.timestamp() * 1000)}"
+
+
+def scope_lock_name(concurrency_key: str) -> str:
+    """Return the name of the lock of a scope, from the key with its arguments filled in.
+
+    >>> scope_lock_name("invoices-acme")
+    'scope:1475bbde093a02e8f8540036e6598252'
+    """
+    return f"{_SCOPE}{hashlib.sha256(concurrency_key.encode()).hexdigest()[:32]}"
+
+
+def is_scope_lock(name: str) -> bool:
+    """Return True for the name of a scope's lock."""
+    return name.startswith(_SCOPE)
 
 
 def schedule_id_of(name: str) -> int | None:

@@ -23,7 +23,7 @@ from distcron_app.models.calendars import (
 )
 from distcron_app.models.chains import ChainGraph, ChainLink, ChainStart, find_path
 from distcron_app.models.maintenance import Maintenance
-from distcron_app.models.nodes import Node
+from distcron_app.models.nodes import Node, served_queues
 from distcron_app.models.policies import POLICY_FIELDS, is_exclusive
 from distcron_app.models.runs import Attempt, Run, RunDay, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
@@ -35,12 +35,14 @@ from distcron_app.models.schedules import (
     ScheduleQuerySet,
     timetable_of,
 )
+from distcron_app.models.scopes import SCOPE_BUCKETS, ScopeLock, scope_bucket
 
 __all__ = [
     "DEFINED_FIELDS",
     "PERSON_FIELDS",
     "PLANNING_FIELDS",
     "POLICY_FIELDS",
+    "SCOPE_BUCKETS",
     "TIMETABLE_FIELDS",
     "Attempt",
     "AuditEntry",
@@ -60,10 +62,13 @@ __all__ = [
     "RunQuerySet",
     "Schedule",
     "ScheduleQuerySet",
+    "ScopeLock",
     "default_timezone",
     "ended_attempt",
     "exclusions_of",
     "find_path",
     "is_exclusive",
+    "scope_bucket",
+    "served_queues",
     "timetable_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db import models
@@ -10,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from distcron_app.instants import DatabaseNow, InstantField
 
-__all__ = ["Node"]
+__all__ = ["Node", "served_queues"]
 
 
 class NodeQuerySet(models.QuerySet["Node"]):
@@ -48,6 +49,8 @@ class Node(models.Model):
     started_at = InstantField(_("started"))
     heartbeat_at = InstantField(_("heartbeat"))
     expires_at = InstantField(_("lease until"))
+    # Those that it serves; empty is all of them.
+    queues = models.JSONField(_("queues"), default=list, blank=True)
     slots = models.PositiveIntegerField(_("slots"), default=0)
     running = models.PositiveIntegerField(_("running"), default=0)
     tick_lag_ms = models.IntegerField(_("tick lag (ms)"), default=0)
@@ -64,3 +67,15 @@ class Node(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {str(self.id)[:8]}"
+
+    def serves(self, queue: str) -> bool:
+        """Return True where the node runs what is in ``queue``."""
+        return not self.queues or queue in self.queues
+
+
+def served_queues(alive: Iterable[Node]) -> frozenset[str] | None:
+    """Return the queues that the nodes serve which take new runs; None means every queue."""
+    taking = [node for node in alive if node.state == Node.State.ACTIVE]
+    if any(not node.queues for node in taking):
+        return None
+    return frozenset(queue for node in taking for queue in node.queues)

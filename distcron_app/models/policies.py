@@ -65,6 +65,8 @@ _AT_LEAST_ONE = (
 )
 # As for the project's settings of the same names.
 _KEEP_AT_MOST = {"keep_days": 36_500, "keep_succeeded": 10_000_000, "keep_failed": 10_000_000}
+# Also down to minus this.
+MAX_PRIORITY = 100
 _AT_MOST = {"auto_pause_after": 100, "auto_pause_minutes": 525_600}
 
 
@@ -334,6 +336,10 @@ class Policies(models.Model):
         for name, most in _AT_MOST.items():
             if (getattr(self, name) or 0) > most:
                 problems[name] = [_("At most %(most)d, or empty.") % {"most": most}]
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            message = _("Got %(priority)d, allowed %(low)d to %(high)d.")
+            facts = {"priority": self.priority, "low": -MAX_PRIORITY, "high": MAX_PRIORITY}
+            problems["priority"] = [message % facts]
         if self.auto_pause_minutes and not self.auto_pause_after:
             problems["auto_pause_minutes"] = [
                 _("Is for a pause after failures. Say after how many.")

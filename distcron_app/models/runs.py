@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from django.db import models
 from django.db.models import Exists, Q
-from django.db.models.functions import Coalesce
+from django.db.models.functions import MD5, Coalesce
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -17,6 +17,10 @@ from distcron_app.models.nodes import Node
 from distcron_app.models.schedules import Schedule
 
 __all__ = ["Attempt", "Run", "RunDay", "RunOutput", "RunQuerySet", "ended_attempt"]
+
+
+# Behind every priority.
+_LAST_RANK = 1000
 
 
 class RunQuerySet(models.QuerySet["Run"]):
@@ -35,13 +39,18 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.open().exclude(_waits_in_backfill())
 
     def queued_due(self, within_seconds: float = 0.0) -> RunQuerySet:
-        """Return queued runs whose time has come, or comes within the seconds, oldest first.
+        """Return queued runs whose time has come, or comes within the seconds.
 
-        Without those that wait in a backfill: thousands of them would fill each read.
+        Those whose time has come are first: by priority, the highest first, of the same
+        one the oldest. Without those that wait in a backfill: thousands of them would fill
+        each read.
         """
         horizon = DatabaseNow(timedelta(seconds=within_seconds))
+        is_due = models.Q(due_at__lte=DatabaseNow())
+        # What is still to come must not fill the batch, whatever its priority.
+        rank = models.Case(models.When(is_due, then=-models.F("priority")), default=_LAST_RANK)
         queued = self.filter(state=Run.State.QUEUED, due_at__lte=horizon)
-        return queued.exclude(_waits_in_backfill()).order_by("due_at", "id")
+        return queued.exclude(_waits_in_backfill()).order_by(rank, "due_at", "id")
 
     def next_of_backfills(self, within_seconds: float = 0.0) -> RunQuerySet:
         """Return the next run of each active backfill that may start one by its own rule.
@@ -81,12 +90,18 @@ class RunQuerySet(models.QuerySet["Run"]):
         They would fill the batch of each read. A spread occurrence stays in: what becomes
         of it is decided when it is due.
         """
-        active = (
-            Run.objects.filter(schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES)
-            .order_by()
-            .values("schedule")
-            .annotate(count=models.Count("pk"))
-            .values("count")
+        active = Run.objects.filter(state__in=Run.ACTIVE_STATES)
+        of_schedule = active.filter(schedule=models.OuterRef("schedule"))
+        of_scope = (
+            active.exclude(concurrency_key="")
+            .filter(concurrency_key=models.OuterRef("concurrency_key"))
+            # As equal as Python finds them: a collation may take more for the same.
+            .annotate(exactly=MD5("concurrency_key"))
+            .filter(exactly=MD5(models.OuterRef("concurrency_key")))
+        )
+        count = models.Case(
+            models.When(concurrency_key="", then=_count(of_schedule, "schedule")),
+            default=_count(of_scope, "concurrency_key"),
         )
         limit = models.Case(
             models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
@@ -94,7 +109,7 @@ class RunQuerySet(models.QuerySet["Run"]):
             default=models.Value(1),
         )
         is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
-        return self.annotate(active_count=Coalesce(models.Subquery(active), 0), limit=limit).filter(
+        return self.annotate(active_count=Coalesce(count, 0), limit=limit).filter(
             is_spread | models.Q(active_count__lt=models.F("limit"))
         )
 
@@ -102,6 +117,11 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return claimed and running runs whose node is dead or left."""
         gone = Node.objects.exclude(state__in=Node.MEMBER_STATES).values("id")
         return self.filter(state__in=["claimed", "running"], node__in=gone)
+
+
+def _count(runs: RunQuerySet, column: str) -> models.Subquery:
+    counted = runs.order_by().values(column).annotate(count=models.Count("pk"))
+    return models.Subquery(counted.values("count"))
 
 
 class Run(models.Model):
@@ -269,6 +289,11 @@ class Run(models.Model):
                 fields=["schedule", "nominal_at"],
                 name="distcron_run_nominal",
                 condition=Q(nominal_at__isnull=False),
+            ),
+            models.Index(
+                fields=["concurrency_key"],
+                name="distcron_run_scope",
+                condition=Q(state__in=["queued", "claimed", "running"]) & ~Q(concurrency_key=""),
             ),
         ]
         constraints = [

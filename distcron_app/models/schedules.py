@@ -21,6 +21,7 @@ from distcron_app.instants import DatabaseNow, InstantField, database_now
 from distcron_app.locks import level_problem
 from distcron_app.models.calendars import Calendar, default_timezone, exclusions_of
 from distcron_app.models.policies import POLICY_FIELDS, Policies
+from distcron_app.scopes import key_problem, rendered_key
 from distcron_app.timetable import (
     MAX_TEXT,
     Timetable,
@@ -58,6 +59,10 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             "next_run_at"
         )
 
+    def by_priority(self) -> ScheduleQuerySet:
+        """Return them with the highest priority first, of the same one the oldest instant."""
+        return self.order_by("-priority", "next_run_at")
+
     def unplanned(self) -> ScheduleQuerySet:
         """Return active schedules that lack their next instant: new, or edited past the model."""
         return self.filter(state=Schedule.State.ACTIVE, next_run_at=None).exclude(
@@ -89,6 +94,12 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def overdue(self, seconds: float) -> ScheduleQuerySet:
         """Return active schedules that nobody has claimed for ``seconds`` after they were due."""
         return self.due(within_seconds=-seconds)
+
+    def unserved(self, served: Collection[str] | None) -> ScheduleQuerySet:
+        """Return active schedules in none of the queues ``served``; None means every queue."""
+        if served is None:
+            return self.none()
+        return self.filter(state=Schedule.State.ACTIVE).exclude(queue__in=served)
 
     def with_last_run(self) -> ScheduleQuerySet:
         """Annotate ``last_run_id``, the newest run of each schedule."""
@@ -349,6 +360,10 @@ class Schedule(Policies):
         ]
         indexes = [
             models.Index(fields=["state", "next_run_at"], name="distcron_schedule_due"),
+            # Read only where more is due than a node reads at once.
+            models.Index(
+                fields=["state", "-priority", "next_run_at"], name="distcron_schedule_priority"
+            ),
             # Partial, so that a claim, which writes next_run_at, does not write these as well.
             models.Index(
                 fields=["paused_until"],
@@ -423,6 +438,8 @@ class Schedule(Policies):
         try:
             found = registry.get(self.job)
             self.arguments = found.dump(found.check(self.arguments))
+            if problem := key_problem(self.concurrency_key, found, self.arguments):
+                problems["concurrency_key"] = [problem]
         except UnknownJob as error:
             problems["job"] = [str(error)]
         except InvalidArguments as error:
@@ -491,6 +508,15 @@ class Schedule(Policies):
             return describe(self.timetable(), timezone=self.timezone)
         except TimetableError:
             return self.cron or str(self.get_kind_display())
+
+    def scope(self, arguments: Mapping[str, Any] | None = None) -> str:
+        """Return the concurrency key of a run with these arguments; "" for the schedule itself.
+
+        By default with the schedule's own. Schedules that return the same one count as one
+        for overlapping runs.
+        """
+        given = self.arguments if arguments is None else arguments
+        return rendered_key(self.concurrency_key, self.job, given)
 
     def first_after(self, instant: datetime) -> datetime | None:
         """Return the first instant after ``instant`` within the bounds, or None."""

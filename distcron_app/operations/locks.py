@@ -11,8 +11,8 @@ from django.utils.translation import gettext as _
 from distcron_app import audit, lifecycle, wakeup
 from distcron_app.conf import STANDARD
 from distcron_app.errors import LockUnavailable
-from distcron_app.locks import get_level, schedule_id_of
-from distcron_app.models import Schedule
+from distcron_app.locks import get_level, is_scope_lock, schedule_id_of, scope_lock_name
+from distcron_app.models import Run, Schedule
 from distcron_app.operations.author import Author, check_reason, entries_of, row_key
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def release_lock(
     Where it is a schedule's, at that schedule's level whatever ``level`` says: its active
     runs are taken from their node first, with a larger fencing token, so that the holder
     can neither start nor finish them; it is told by the next sweep, at once where the
-    wake-up arrives. Blocks for one call to the backend. Raise ValueError without a reason,
+    wake-up arrives. Where it is that of a concurrency key, the active runs with that key
+    are. Blocks for one call to the backend. Raise ValueError without a reason,
     ConfigurationError for an unknown level.
     """
     if not reason.strip():
@@ -80,11 +81,15 @@ def release_lock(
     earlier = _release_of(key)
     if earlier is not None:
         return earlier
+    scope = _scope_of(name)
     schedule = Schedule.objects.filter(pk=schedule_id_of(name) or 0).first()
     backend = get_level(level if schedule is None else schedule.lock_level).backend
     try:
         with transaction.atomic():
-            done = _disown(name, schedule, author, key)
+            if scope:
+                done = _disown_scope(name, scope, author, key)
+            else:
+                done = _disown(name, schedule, author, key)
     except IntegrityError:
         # The other click of a double click committed first.
         earlier = _release_of(key)
@@ -104,6 +109,31 @@ def earlier_release(name: str, idempotency_key: str) -> LockRelease | None:
     return _release_of(row_key("release_lock:" + name, 0, idempotency_key))
 
 
+def _scope_of(name: str) -> str:
+    """Return the concurrency key of the active runs under the lock ``name``, else ""."""
+    if not is_scope_lock(name):
+        return ""
+    active = Run.objects.filter(state__in=Run.ACTIVE_STATES).exclude(concurrency_key="")
+    keys = set(active.values_list("concurrency_key", flat=True))
+    return next((key for key in keys if scope_lock_name(key) == name), "")
+
+
+def _disown_scope(name: str, scope: str, author: Author, key: str | None) -> LockRelease:
+    released = lifecycle.release_scope(scope)
+    done = LockRelease(
+        name=name,
+        fencing_token=max((each.fencing_token for _schedule, each in released), default=None),
+        requeued=tuple(run for _schedule, each in released for run in each.runs.requeued),
+        lost=tuple(run for _schedule, each in released for run in each.runs.lost),
+    )
+    # One entry for each schedule, since the page of a run looks there who released its lock.
+    for number, (schedule, _each) in enumerate(released):
+        _record_release(done, schedule, author, None if number else key)
+    if not released:
+        _record_release(done, name, author, key)
+    return done
+
+
 def _disown(name: str, schedule: Schedule | None, author: Author, key: str | None) -> LockRelease:
     done = LockRelease(name=name)
     if schedule is not None:
@@ -114,22 +144,28 @@ def _disown(name: str, schedule: Schedule | None, author: Author, key: str | Non
             requeued=released.runs.requeued,
             lost=released.runs.lost,
         )
+    _record_release(done, name if schedule is None else schedule, author, key)
+    return done
+
+
+def _record_release(
+    done: LockRelease, target: Schedule | str, author: Author, key: str | None
+) -> None:
     audit.record(
         actor=author.actor,
         user=author.user,
         via=author.via,
         verb="release_lock",
-        target=name if schedule is None else schedule,
+        target=target,
         reason=author.reason,
         after={
-            "lock": name,
+            "lock": done.name,
             "fencing_token": done.fencing_token,
             "requeued": list(done.requeued),
             "lost": list(done.lost),
         },
         idempotency_key=key,
     )
-    return done
 
 
 def _release_of(key: str | None) -> LockRelease | None:

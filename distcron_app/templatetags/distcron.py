@@ -157,6 +157,12 @@ def state(value: str, label: str = "") -> str:
 
 
 @register.simple_tag
+def unserved_queue(queue: str, count: int) -> str:
+    """Print what is wrong with a queue that no node serves."""
+    return explanations.unserved_queue(queue, count)
+
+
+@register.simple_tag
 def age(milliseconds: int | None) -> str:
     """Print for how long something lasts, a dash where that is not known."""
     if milliseconds is None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from distcron_app.lifecycle.overlap import Scope, in_scope
 from distcron_app.models import Run, Schedule
 from tests.factories import make_schedule
 
@@ -85,10 +86,23 @@ def test_what_each_sweep_looks_for_is_found_by_small_indexes() -> None:
         cursor.execute("ANALYZE distcron_schedule")
     assert indexes_used(plan_of(Schedule.objects.watched()), ["distcron_schedule_watched"])
     plan = plan_of(Schedule.objects.pause_over())
-    assert indexes_used(plan, ["distcron_schedule_pause_end", "distcron_schedule_due"])
+    by_state = ["distcron_schedule_due", "distcron_schedule_priority"]
+    assert indexes_used(plan, ["distcron_schedule_pause_end", *by_state])
 
 
 def test_the_history_of_a_schedule_is_read_in_order_by_index() -> None:
     schedule = fill_history()
     plan = plan_of(Run.objects.filter(schedule=schedule.pk).order_by("-id")[:50])
     assert indexes_used(plan, ["distcron_run_history"])
+
+
+@pytest.mark.databases("postgresql")  # the partial index
+def test_the_open_runs_of_a_concurrency_key_are_found_by_a_small_index() -> None:
+    fill_history()
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE distcron_run")
+    keyed = Run.objects.filter(state__in=Run.OPEN_STATES, concurrency_key__in=["a", "b"])
+    plan = plan_of(keyed.exclude(concurrency_key=""))
+    assert indexes_used(plan, ["distcron_run_scope"])
+    plan = plan_of(in_scope(Scope(1, "a")))
+    assert indexes_used(plan, ["distcron_run_scope", "distcron_run_open"])

@@ -112,6 +112,8 @@ class TestList:
                     "state_by": "",
                     "paused_until": None,
                     "failing": True,
+                    "queue": "default",
+                    "priority": 0,
                     "kind": "cron",
                     "rule": "0 2 * * *",
                     "defined_in": "",
@@ -317,7 +319,7 @@ class TestNodes:
         make_node(running=3, tick_lag_ms=12, clock_offset_ms=-11, alert="redis away")
 
         assert ctl("nodes", "--no-header").out == (
-            "✔ alive  web-1  app-1:3990  0.1.0  1 s ago  12 ms  3/16  -11 ms  redis away\n"
+            "✔ alive  web-1  app-1:3990  0.1.0  1 s ago  12 ms  3/16  all  -11 ms  redis away\n"
         )
 
     def test_json_has_these_keys(self) -> None:
@@ -339,6 +341,7 @@ class TestNodes:
             "tick_lag_ms": 0,
             "running": 0,
             "slots": 16,
+            "queues": [],
             "clock_offset_ms": 0,
             "alert": "",
         }
@@ -364,6 +367,7 @@ class TestLocks:
             "name": f"schedule:{schedule.pk}",
             "level": "standard",
             "schedule": "invoice-close",
+            "concurrency_key": "",
             "owner_token": "f" * 32,
             "node": "web-1",
             "node_state": "alive",

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("conf", "signals", "timetable", "context", "instants", "capture"),
     ("arguments", "definitions", "wakeup", "locks", "wording", "walltime"),
     ("registry", "leases", "lock_checks"),
-    ("__init__", "runner", "console", "checks", "builtin_jobs"),
+    ("__init__", "runner", "console", "checks", "builtin_jobs", "scopes"),
     ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
     ("explained_instants", "operations", "holdings", "keeper", "dispatch", "filters"),

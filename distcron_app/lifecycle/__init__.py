@@ -23,11 +23,17 @@ second after an edit moves ``next_run_at`` back.
 
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
+from distcron_app.lifecycle.news import (
+    note_lease_lost,
+    report_progress,
+    store_checkpoints,
+    store_live_output,
+)
 from distcron_app.lifecycle.outcome import (
     FinishResult,
     finish,
-    note_lease_lost,
-    report_progress,
+    finish_with_effects,
+    has_succeeded,
     start,
 )
 from distcron_app.lifecycle.pauses import failed_in_a_row, skip_paused
@@ -49,6 +55,7 @@ from distcron_app.lifecycle.values import (
     Claimed,
     ClaimedRun,
     Decision,
+    EndedAttempt,
     Failure,
     Finished,
     Skip,
@@ -62,6 +69,7 @@ __all__ = [
     "Claimed",
     "ClaimedRun",
     "Decision",
+    "EndedAttempt",
     "Failure",
     "FinishResult",
     "Finished",
@@ -79,7 +87,9 @@ __all__ = [
     "expire",
     "failed_in_a_row",
     "finish",
+    "finish_with_effects",
     "give_back",
+    "has_succeeded",
     "note_lease_lost",
     "prune",
     "queue_again",
@@ -95,4 +105,6 @@ __all__ = [
     "skip_paused",
     "start",
     "stops",
+    "store_checkpoints",
+    "store_live_output",
 ]

@@ -15,7 +15,13 @@ from django.utils.translation import gettext as _
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.overlap import Fate, OpenRuns, fate, open_runs
-from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
+from distcron_app.lifecycle.values import (
+    Claimed,
+    ClaimedRun,
+    Decision,
+    EndedAttempt,
+    SkippedRun,
+)
 from distcron_app.models import Attempt, Node, Run, Schedule, ended_attempt
 
 __all__ = ["claim", "claim_queued", "queue_again", "queue_manual", "read_back"]
@@ -200,10 +206,36 @@ def read_back(owner_tokens: Collection[str], node_id: UUID) -> list[ClaimedRun]:
     rows = Run.objects.filter(
         owner_token__in=list(owner_tokens), node_id=node_id, state__in=Run.ACTIVE_STATES
     )
-    return [_owned(run) for run in rows.select_related("schedule")]
+    return _owned(list(rows.select_related("schedule")))
 
 
-def _owned(run: Run) -> ClaimedRun:
+def _owned(runs: Sequence[Run]) -> list[ClaimedRun]:
+    earlier = _newest_attempts([run.pk for run in runs if _has_ended_attempts(run)])
+    return [_owned_run(run, earlier.get(run.pk)) for run in runs]
+
+
+def _has_ended_attempts(run: Run) -> bool:
+    return run.attempt > (1 if run.state == Run.State.RUNNING else 0)
+
+
+def _newest_attempts(run_ids: Sequence[int]) -> dict[int, EndedAttempt]:
+    """Return the newest ended attempt of each run, by one query; none for no runs."""
+    if not run_ids:
+        return {}
+    rows = Attempt.objects.filter(run__in=run_ids).select_related("node").order_by("fencing_token")
+    return {
+        row.run_id: EndedAttempt(
+            number=row.number,
+            node=row.node.name if row.node else "",
+            reason=row.reason,
+            progress_percent=row.progress_percent,
+            progress_message=row.progress_message,
+        )
+        for row in rows
+    }
+
+
+def _owned_run(run: Run, earlier: EndedAttempt | None) -> ClaimedRun:
     schedule = run.schedule or Schedule()
     return ClaimedRun(
         run_id=run.pk,
@@ -221,6 +253,8 @@ def _owned(run: Run) -> ClaimedRun:
         max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        checkpoint=run.checkpoint,
+        earlier=earlier,
         **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
@@ -690,4 +724,4 @@ def _write_queued_claims(
         Run.objects.bulk_update(
             runs, ["state", "fencing_token", "owner_token", "node_id", "claimed_at"]
         )
-    return [_owned(run) for run in runs]
+    return _owned(runs)

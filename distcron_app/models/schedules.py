@@ -182,6 +182,13 @@ class Schedule(Policies):
     class Delivery(models.TextChoices):
         AT_MOST_ONCE = "at_most_once", _("at most once: never started twice, may be lost")
         AT_LEAST_ONCE = "at_least_once", _("at least once: run again after a crash")
+        TRANSACTIONAL = (
+            "transactional",
+            _("transactional: writes to this database and the outcome in one commit"),
+        )
+
+    # After a crash in the middle these are run again, up to the limit of recoveries.
+    REPEATING_DELIVERIES = (Delivery.AT_LEAST_ONCE, Delivery.TRANSACTIONAL)
 
     key = models.SlugField(
         _("key"),
@@ -285,7 +292,9 @@ class Schedule(Policies):
         default=Delivery.AT_MOST_ONCE,
         help_text=_(
             "What a crash in the middle means. At most once: the run is shown as lost and a "
-            "person decides. At least once: it runs again, so the job must be idempotent."
+            "person decides. At least once: it runs again, so the job must be idempotent. "
+            "Transactional: it runs again, and what the job wrote to the scheduler's own database "
+            "before the crash is undone, so it counts once; other effects may repeat."
         ),
     )
     notes = models.TextField(_("notes"), blank=True)
@@ -344,7 +353,7 @@ class Schedule(Policies):
             ),
             models.CheckConstraint(
                 name="distcron_schedule_delivery",
-                condition=Q(delivery__in=["at_most_once", "at_least_once"]),
+                condition=Q(delivery__in=["at_most_once", "at_least_once", "transactional"]),
             ),
         ]
 

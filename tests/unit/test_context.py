@@ -10,8 +10,11 @@ import pytest
 
 from distcron_app import JobContext, current_context
 from distcron_app.clock import Clock
-from distcron_app.context import entered
+from distcron_app.context import EarlierAttempt, entered
 from distcron_app.errors import LeaseLost
+
+
+EARLIER = EarlierAttempt(number=1, node="web-2", reason="node_died", progress_percent=40.0)
 
 
 class HandClock(Clock):
@@ -45,7 +48,7 @@ def test_idempotency_key_names_schedule_and_instant_in_utc():
 
 def test_idempotency_key_is_the_same_for_a_recovery():
     first = build(attempt=1)
-    assert build(attempt=2, is_recovery=True).idempotency_key == first.idempotency_key
+    assert build(attempt=2, recovered_from=EARLIER).idempotency_key == first.idempotency_key
 
 
 def test_naive_instant_is_refused():

@@ -17,6 +17,7 @@ from django.db import connection, connections, transaction
 
 from distcron_app import JobContext, capture, current_context, job, registry
 from distcron_app.capture import write
+from distcron_app.context import EarlierAttempt
 from distcron_app.errors import LeaseLost
 from distcron_app.runner import Assignment, Outcome, execute
 
@@ -469,7 +470,8 @@ def test_async_orm_uses_the_connection_of_this_thread():
 
 
 def test_assignment_survives_the_wire():
-    given = assignment(arguments={"name": "👋"}, is_recovery=True)
+    earlier = EarlierAttempt(number=1, reason="node_died", checkpoint={"page": 3})
+    given = assignment(arguments={"name": "👋"}, recovered_from=earlier, last_checkpoint=[1])
     assert Assignment.from_wire(json.loads(json.dumps(given.to_wire()))) == given
 
 

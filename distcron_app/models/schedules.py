@@ -15,6 +15,7 @@ from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
+from distcron_app.atomicity import atomicity_problem
 from distcron_app.clock import utc_now
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
@@ -418,9 +419,16 @@ class Schedule(Policies):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
-        problems |= self.policy_problems()
+        problems |= self._delivery_problems() | self.policy_problems()
         if problems:
             raise ValidationError(problems)
+
+    def _delivery_problems(self) -> dict[str, list[Any]]:
+        problem = ""
+        if self.delivery == self.Delivery.TRANSACTIONAL:
+            problem = atomicity_problem()
+        message = _("“transactional” cannot work here: %(problem)s. Choose another delivery.")
+        return {"delivery": [message % {"problem": problem}]} if problem else {}
 
     def timetable(self) -> Timetable:
         """Return what names the instants. Raise TimetableError for the field that is wrong.

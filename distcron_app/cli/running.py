@@ -19,7 +19,7 @@ from distcron_app.clock import Clock
 from distcron_app.errors import ScheduleBusy
 from distcron_app.models import Node, Run, Schedule
 
-__all__ = ["run_facts", "run_schedule", "show_run"]
+__all__ = ["outcome_text", "run_facts", "run_schedule", "show_run"]
 
 _POLL_SECONDS = 0.25
 _NEWS_SECONDS = 10.0  # between two lines about one run where no line can be overwritten
@@ -58,7 +58,7 @@ def run_schedule(console: Console, options: dict[str, Any]) -> None:
         facts = {"run": run.pk, "state": states.run_label(run.state)}
         raise Exit(TIMED_OUT, message % (facts | {"seconds": options["timeout"]}))
     if options["wait"] and run.state != Run.State.SUCCEEDED:
-        raise Exit(FAILED, _outcome_text(run))
+        raise Exit(FAILED, outcome_text(run))
 
 
 def _arguments(
@@ -191,7 +191,7 @@ def show_run(console: Console, verb: str, run: Run, **facts: Any) -> None:
     console.line(" · ".join(parts), shown.colour)
 
 
-def _outcome_text(run: Run) -> str:
+def outcome_text(run: Run) -> str:
     facts = {"run": run.pk, "state": states.run_label(run.state)}
     cause = run.error or (str(run.get_reason_display()) if run.reason else "")
     if not cause:

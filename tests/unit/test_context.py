@@ -13,7 +13,6 @@ from distcron_app.clock import Clock
 from distcron_app.context import EarlierAttempt, entered
 from distcron_app.errors import LeaseLost
 
-
 EARLIER = EarlierAttempt(number=1, node="web-2", reason="node_died", progress_percent=40.0)
 
 

@@ -96,7 +96,7 @@ class Run(models.Model):
         RELEASED = "released", _("its lock was released by a person")
         LEASE_LOST = "lease_lost", _("the job stopped because its lease was lost")
         SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
-        STALE = "stale", _("it was no longer the run's owner, so its writes were undone")
+        STALE = "stale", _("it no longer owned the run, so its writes were undone")
         AGAIN = "again", _("started again by a person")
         RETRY = "retry", _("waits for its next attempt")
         RECOVERY = "recovery", _("runs again after a crash")

@@ -373,6 +373,32 @@ def test_live_output_is_readable_and_masked():
     assert run(login, password="hunter22").result == "trying ••••\n"
 
 
+def told(job_function, **arguments) -> list:
+    """Return what a job tells of its progress and its checkpoints."""
+    heard: list = []
+    job(name="test.job")(job_function)
+    given = assignment(arguments=arguments)
+    context = given.context(lambda *told: heard.append(told), heard.append)
+    assert execute(given, context=context, output_limit_bytes=1000).error == ""
+    return heard
+
+
+def test_secret_is_masked_in_progress_and_checkpoint():
+    def login(ctx, password):
+        ctx.progress(10, f"as {password}")
+        ctx.checkpoint({"with": [password]})
+
+    assert told(login, password="hunter22") == [(10.0, "as ••••"), {"with": ["••••"]}]
+
+
+def test_what_databases_refuse_does_not_leave_the_worker():
+    def odd(ctx):
+        ctx.progress(10, "a\x00b\ud800")
+        ctx.checkpoint({"a\x00": "\udfff"})
+
+    assert told(odd) == [(10.0, "a\ufffdb\ufffd"), {"a\ufffd": "\ufffd"}]
+
+
 # Threads and connections
 
 

@@ -25,13 +25,15 @@ NAMES = (
     "in_finish",
     "after_finish",
 )
+# In the worker, around the commit of a transactional job's writes with their outcome.
+COMMIT_NAMES = ("in_effects_commit", "after_effects_commit")
 # Set before the workers are forked, so that a job knows its node.
 NODE_PID = os.getpid()
 
 
 def install() -> None:
     """Wrap the functions around the place that was asked for."""
-    from distcron_app import lifecycle
+    from distcron_app import lifecycle, transactional
     from distcron_app.locks.redis import RedisLockBackend
 
     claim = importlib.import_module("distcron_app.lifecycle.claim")
@@ -42,6 +44,8 @@ def install() -> None:
     _wrap(lifecycle, "start", after="after_start")
     _wrap(outcome, "_finish_postgres", after="in_finish")
     _wrap(lifecycle, "finish", after="after_finish")
+    _wrap(lifecycle, "finish_with_effects", after="in_effects_commit")
+    _wrap(transactional, "run_in_transaction", after="after_effects_commit")
 
 
 def reach(name: str) -> None:

@@ -129,11 +129,7 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
         reports = [report for report in reports if report.run_id not in settled]
         retried = _retry([report for report in reports if report.failure is not None])
         final = [report for report in reports if report.run_id not in retried]
-        late_by_id = (
-            _finish_postgres(final)
-            if connection.vendor == "postgresql"
-            else _finish_portable(final)
-        )
+        late_by_id = _write(final)
         taken = late_by_id.keys() | retried.keys()
         store_text([_text(report) for report in reports if report.run_id in taken])
         rejected = [report for report in final if report.run_id not in late_by_id]
@@ -147,6 +143,15 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
         rejected=frozenset(report.run_id for report in rejected),
         retried=retried,
     )
+
+
+def _write(reports: Sequence[Finished]) -> dict[int, bool]:
+    """Write final outcomes; return which were taken, and whether each settled a lost run."""
+    if not reports:
+        return {}
+    if connection.vendor == "postgresql":
+        return _finish_postgres(reports)
+    return _finish_portable(reports)
 
 
 def _committed(reports: Sequence[Finished]) -> frozenset[int]:

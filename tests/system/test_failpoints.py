@@ -15,7 +15,11 @@ PLACES = {
     "at_most_once": failpoints.NAMES,
     # Claim and start are one commit there, so there is no place of its own after the start.
     "at_least_once": tuple(name for name in failpoints.NAMES if name != "after_start"),
-    "transactional": failpoints.NAMES + failpoints.COMMIT_NAMES,
+    # Its outcome is written by the worker.
+    "transactional": (
+        *(name for name in failpoints.NAMES if name != "in_finish"),
+        *failpoints.COMMIT_NAMES,
+    ),
 }
 # Writes into the database what the checker counts.
 JOBS = {"transactional": "enter"}

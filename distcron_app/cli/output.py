@@ -24,7 +24,7 @@ _ANCHOR_LENGTH = 400
 
 def show_output(console: Console, options: dict[str, Any]) -> None:
     """Print the output of a run to stdout; with ``--follow`` end with its outcome, 0 or 1."""
-    run = find_run(options["run"])
+    run = _with_text(options["run"])
     follows = options["follow"]
     if console.view.as_json:
         if follows:
@@ -75,8 +75,7 @@ class _Follower:
         """Block until the run is final; return it as it is then."""
         never = threading.Event()
         while True:
-            # The state first: what a final run has written does not change any more.
-            run = find_run(self._run.pk)
+            run = _with_text(self._run.pk)
             if not self._is_silent:
                 self._tell(run)
             if run.is_final:
@@ -106,6 +105,12 @@ def _whole_lines(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
 
 
+def _with_text(run_id: int) -> Run:
+    # By one query: the state and the text of one moment.
+    run = Run.objects.select_related("schedule", "node", "text").filter(pk=run_id).first()
+    return run or find_run(run_id)
+
+
 def _text_of(run: Run) -> str:
-    found = RunOutput.objects.filter(pk=run.pk).values_list("output", flat=True).first()
-    return found or ""
+    text: RunOutput | None = getattr(run, "text", None)
+    return text.output if text else ""

@@ -7,7 +7,7 @@ import json
 import threading
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from distcron_app.cli import output
 from distcron_app.cli.output import newer_part
@@ -88,8 +88,9 @@ def test_follows_a_run_to_its_end_and_through_a_second_attempt(
             saw("one\n")
             written(run, "one\ntwo")
             saw("two")
-            RunOutput.objects.filter(run=run).delete()
-            Run.objects.filter(pk=run.pk).update(attempt=2)
+            with transaction.atomic():
+                RunOutput.objects.filter(run=run).delete()
+                Run.objects.filter(pk=run.pk).update(attempt=2)
             written(run, "again\n")
             saw("again")
             Run.objects.filter(pk=run.pk).update(state="succeeded")

@@ -30,6 +30,7 @@ _COLUMNS = (
     Column(title=gettext_lazy("JOB"), only_wide=True),
     Column(title=gettext_lazy("ZONE"), only_wide=True),
     Column(title=gettext_lazy("REASON"), only_wide=True),
+    Column(title=gettext_lazy("DEFINED IN"), only_wide=True),
 )
 
 
@@ -98,6 +99,7 @@ def _row(line: _Line, zone: str) -> list[Cell | str]:
         schedule.job,
         schedule.timezone,
         schedule.state_reason,
+        schedule.defined_in if schedule.is_in_code else "",
     ]
 
 
@@ -145,6 +147,8 @@ def _facts(line: _Line) -> dict[str, Any]:
         "failing": line.is_failing,
         "kind": schedule.kind,
         "rule": rule_text(schedule),
+        "defined_in": schedule.defined_in,
+        "left_code_at": times.iso(schedule.left_code_at),
         "timezone": schedule.timezone,
         "words": schedule.in_words(),
         "next_run_at": times.iso(schedule.next_run_at),

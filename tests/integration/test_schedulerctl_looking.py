@@ -114,6 +114,8 @@ class TestList:
                     "failing": True,
                     "kind": "cron",
                     "rule": "0 2 * * *",
+                    "defined_in": "",
+                    "left_code_at": None,
                     "timezone": "Asia/Jakarta",
                     "words": "At 02:00 every day",
                     "next_run_at": "2090-01-01T00:00:00Z",

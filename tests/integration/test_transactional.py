@@ -569,7 +569,7 @@ class Elsewhere:
 def test_a_router_that_sends_the_models_elsewhere_is_an_error(settings: Any) -> None:
     settings.DATABASE_ROUTERS = ["tests.integration.test_transactional.Elsewhere"]
     assert "'elsewhere'" in atomicity.setting_problem()
-    with pytest.raises(Exception, match=r"distcron\.E030"):
+    with pytest.raises(Exception, match=r"distcron\.E040"):
         call_command("check", "--tag", "distcron")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from distcron_app.instants import database_now
@@ -146,3 +148,11 @@ def test_the_form_offers_the_delivery_and_the_limit(admin_client: Client) -> Non
     html = admin_client.get(reverse("admin:distcron_schedule_add")).text
     assert '<option value="transactional">' in html
     assert 'name="max_recoveries"' in html
+
+
+def test_no_list_reads_the_checkpoints(admin_client: Client) -> None:
+    run(schedule(), "running", node=node(), checkpoint={"page": 3})
+    for name in ("overview", "runs"):
+        with CaptureQueriesContext(connection) as captured:
+            admin_client.get(reverse(f"distcron:{name}"))
+        assert [each for each in captured if "checkpoint" in each["sql"]] == []

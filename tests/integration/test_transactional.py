@@ -18,6 +18,7 @@ from distcron_app import JobContext, atomicity, job, lifecycle, registry, transa
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Finished
 from distcron_app.locks import EffectLock
+from distcron_app.locks.database import DatabaseLockBackend
 from distcron_app.models import Run, RunOutput
 from distcron_app.runner import Assignment, Outcome, execute
 from distcron_app.transactional import run_in_transaction
@@ -521,13 +522,12 @@ def end_session(other: Any) -> None:
 @pytest.mark.databases("postgresql", "mysql")
 def test_the_lock_is_none_of_those_that_the_nodes_hold() -> None:
     """A node holds the schedule's lock itself, in another session."""
-    from distcron_app.locks.advisory import session_locks
-
-    keys = {
-        str(session_locks("default", "distcron").key(name))
-        for name in ("schedule:7", "effects:schedule:7", "name:effects:schedule:7")
-    }
-    assert len(keys) == 3
+    node = DatabaseLockBackend("default", "distcron")
+    try:
+        assert node.acquire({"schedule:7": "token"}, 10_000)
+        assert attempt(running(), write, effect_lock="schedule:7").committed is True
+    finally:
+        node.close()
 
 
 # What the transaction asks of the database
@@ -589,6 +589,18 @@ def test_a_schedule_cannot_ask_for_what_the_database_cannot_give(
             "“transactional” cannot work here: the tables are MyISAM. Choose another delivery."
         ]
     }
+
+
+def test_a_database_that_does_not_answer_is_no_problem_of_a_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away() -> str:
+        raise OperationalError("connection refused")
+
+    schedule = make_schedule()
+    schedule.delivery = "transactional"
+    monkeypatch.setattr("distcron_app.models.schedules.atomicity_problem", away)
+    schedule.full_clean()
 
 
 @pytest.mark.databases("mysql")

@@ -127,7 +127,7 @@ def _wait_for(lock: EffectLock | None, context: JobContext) -> None:
     while not lock.try_take():
         if context.clock.monotonic() >= deadline:
             holder = _("an earlier attempt, whose transaction has not ended")
-            raise LockNotAcquired(_("of the effects of run %d") % context.run_id, holder)
+            raise LockNotAcquired(_("effects of run %d") % context.run_id, holder)
         context.wait(_LOCK_POLL_SECONDS)
 
 

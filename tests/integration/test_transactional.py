@@ -449,7 +449,7 @@ def test_an_attempt_does_not_begin_beside_an_earlier_one(monkeypatch: pytest.Mon
         outcome = attempt(run, lambda: began.append(None), effect_lock="schedule:7")
     assert (outcome.state, outcome.reason, began) == ("failed", "error", [])
     assert outcome.error == (
-        f"LockNotAcquired: Lock 'of the effects of run {run.pk}': held by an earlier attempt, "
+        f"LockNotAcquired: Lock 'effects of run {run.pk}': held by an earlier attempt, "
         "whose transaction has not ended."
     )
     # A policy may try it again.

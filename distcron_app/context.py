@@ -28,6 +28,7 @@ __all__ = [
     "LEASE_LOST",
     "EarlierAttempt",
     "JobContext",
+    "ParentRun",
     "current_context",
     "entered",
 ]
@@ -87,11 +88,40 @@ class _Shared:
         self.count_output: Callable[[], int] = int
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParentRun:
+    """The run whose end started this one, as it was then.
+
+    ``state`` is succeeded, failed, lost or skipped, ``reason`` says how. ``scheduled_at`` is
+    its instant, aware UTC; ``result`` what its job returned, as JSON of at most 64 KB.
+    """
+
+    run_id: int
+    attempt: int
+    schedule_key: str
+    state: str
+    reason: str
+    scheduled_at: datetime
+    result: Any = None
+
+    def to_wire(self) -> list[Any]:
+        """Return a JSON-able list that ``from_wire`` reads."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return [each.isoformat() if isinstance(each, datetime) else each for each in values]
+
+    @classmethod
+    def from_wire(cls, wire: list[Any]) -> ParentRun:
+        """Return the value that ``to_wire`` wrote."""
+        values = dict(zip((f.name for f in dataclasses.fields(cls)), wire, strict=True))
+        return cls(**{**values, "scheduled_at": datetime.fromisoformat(values["scheduled_at"])})
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobContext:
     """One attempt of one run, as its job sees it.
 
-    ``scheduled_at`` is the instant that the timetable named, aware UTC.
+    ``scheduled_at`` is the instant that the timetable named, aware UTC; of a run that
+    another schedule started, that of its ``parent``, which is None otherwise.
     ``fencing_token`` grows with every grant, so a receiver that remembers the
     largest one can refuse an older holder. ``recovered_from`` is the attempt that was cut
     off before this one (its node or worker died, its lock was released or lost), None for
@@ -109,6 +139,7 @@ class JobContext:
     fencing_token: int
     recovered_from: EarlierAttempt | None = None
     last_checkpoint: Any = dataclasses.field(default=None, repr=False)
+    parent: ParentRun | None = None
     on_progress: Callable[[float, str], None] | None = dataclasses.field(default=None, repr=False)
     on_checkpoint: Callable[[Any], None] | None = dataclasses.field(default=None, repr=False)
     clock: Clock = dataclasses.field(default_factory=Clock, repr=False)
@@ -125,7 +156,12 @@ class JobContext:
 
     @property
     def idempotency_key(self) -> str:
-        """Name the occurrence: the same for every attempt and every recovery of it."""
+        """Name the occurrence: the same for every attempt and every recovery of it.
+
+        Of a run that another schedule started it names the end of that one's run.
+        """
+        if self.parent is not None:
+            return f"{self.schedule_id}:after:{self.parent.run_id}:{self.parent.attempt}"
         return f"{self.schedule_id}:{self.scheduled_at.astimezone(UTC).isoformat()}"
 
     @property

@@ -29,7 +29,7 @@ from django.utils.translation import gettext as _
 from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
-from distcron_app.context import EarlierAttempt, JobContext, entered
+from distcron_app.context import EarlierAttempt, JobContext, ParentRun, entered
 from distcron_app.errors import InvalidArguments, RetryLater, RunStopped, UnknownJob
 
 __all__ = ["TRANSACTIONAL", "Assignment", "Facts", "Outcome", "Transact", "execute"]
@@ -73,11 +73,12 @@ class Assignment:
     effect_lock: str = ""
     recovered_from: EarlierAttempt | None = None
     last_checkpoint: Any = dataclasses.field(default=None, repr=False)
+    parent: ParentRun | None = None
 
     def to_wire(self) -> list[Any]:
         """Return a JSON-able list that ``from_wire`` reads."""
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        return [_to_json(each) for each in values]
+        return [_plain(each) for each in values]
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> Assignment:
@@ -87,6 +88,8 @@ class Assignment:
         values["scheduled_at"] = datetime.fromisoformat(values["scheduled_at"])
         if values["recovered_from"] is not None:
             values["recovered_from"] = EarlierAttempt(**values["recovered_from"])
+        if values["parent"] is not None:
+            values["parent"] = ParentRun.from_wire(values["parent"])
         return cls(**values)
 
     def context(
@@ -108,6 +111,7 @@ class Assignment:
             fencing_token=self.fencing_token,
             recovered_from=self.recovered_from,
             last_checkpoint=self.last_checkpoint,
+            parent=self.parent,
             on_progress=on_progress and functools.partial(self._tell_progress, on_progress),
             on_checkpoint=on_checkpoint and functools.partial(self._tell_checkpoint, on_checkpoint),
         )
@@ -121,17 +125,19 @@ class Assignment:
         on_checkpoint(_cleaned(data, self.arguments))
 
 
-def _to_json(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return dataclasses.asdict(value) if isinstance(value, EarlierAttempt) else value
-
-
 # Runs the attempt (the last argument) and commits what it wrote together with its success;
 # see ``transactional.run_in_transaction``.
 Transact = Callable[[Assignment, JobContext, Callable[[], Facts]], Facts]
 # As the schedule's choice, whose models are above this module.
 TRANSACTIONAL = "transactional"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ParentRun):
+        return value.to_wire()
+    if isinstance(value, EarlierAttempt):
+        return dataclasses.asdict(value)
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

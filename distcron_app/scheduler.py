@@ -725,6 +725,7 @@ def _assignment(run: ClaimedRun, effect_lock: str) -> Assignment:
         effect_lock=effect_lock,
         recovered_from=_recovered_from(run),
         last_checkpoint=run.checkpoint,
+        parent=run.parent,
     )
 
 

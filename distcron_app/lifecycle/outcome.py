@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -16,6 +16,7 @@ from django.db.models import Case, F, FloatField, Value, When
 from django.db.models.functions import Greatest
 
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.chains import follow, waits_for
 from distcron_app.lifecycle.owned import lock_owned, store_text
 from distcron_app.lifecycle.retries import decide, retry_policy
 from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
@@ -109,7 +110,11 @@ FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::
      AS p(id, fencing_token, owner_token, state, reason, result, error, finished_at)
 WHERE r.id = p.id AND r.state IN ('running', 'lost') AND r.fencing_token = p.fencing_token
   AND r.owner_token = p.owner_token
-RETURNING r.id, r.late
+RETURNING r.id, r.late,
+          -- Whether other schedules follow this end.
+          p.state IN ('succeeded', 'failed') AND EXISTS (
+            SELECT 1 FROM distcron_chainlink l
+            WHERE l.schedule_id = r.schedule_id AND l.event = p.state)
 """
 
 
@@ -125,28 +130,29 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
     if not reports:
         return FinishResult()
     with transaction.atomic():
-        settled = _committed([report for report in reports if report.committed])
-        reports = [report for report in reports if report.run_id not in settled]
+        committed = _committed([report for report in reports if report.committed])
+        reports = [report for report in reports if report.run_id not in committed]
         retried = _retry([report for report in reports if report.failure is not None])
         final = [report for report in reports if report.run_id not in retried]
-        late_by_id = _write(final)
-        taken = late_by_id.keys() | retried.keys()
+        settled = _write(final)
+        follow([run_id for run_id, each in settled.items() if each.is_followed])
+        taken = settled.keys() | retried.keys()
         store_text([_text(report) for report in reports if report.run_id in taken])
-        rejected = [report for report in final if report.run_id not in late_by_id]
+        rejected = [report for report in final if report.run_id not in settled]
         for report in rejected:
             Attempt.objects.filter(
                 run=report.run_id, fencing_token=report.fencing_token, late_at=None
             ).update(late_state=report.state, late_at=DatabaseNow())
     return FinishResult(
-        accepted=frozenset(late_by_id) | settled,
-        late=frozenset(run_id for run_id, late in late_by_id.items() if late),
+        accepted=frozenset(settled) | committed,
+        late=frozenset(run_id for run_id, each in settled.items() if each.is_late),
         rejected=frozenset(report.run_id for report in rejected),
         retried=retried,
     )
 
 
-def _write(reports: Sequence[Finished]) -> dict[int, bool]:
-    """Write final outcomes; return which were taken, and whether each settled a lost run."""
+def _write(reports: Sequence[Finished]) -> dict[int, _Settled]:
+    """Write final outcomes; return which were taken."""
     if not reports:
         return {}
     if connection.vendor == "postgresql":
@@ -177,7 +183,8 @@ def finish_with_effects(report: Finished) -> bool:
     False where the run is no longer running under these tokens: it was recovered, its lock
     was released, or it was settled; the caller must undo everything then. Unlike ``finish``
     it takes no lost run: what a person saw as lost has written nothing, and never will.
-    The row stays locked until the transaction ends, so nobody settles the run in between.
+    The row stays locked until the transaction ends, so nobody settles the run in between. What
+    the links of its schedule start is queued in the same transaction.
     """
     changed = Run.objects.filter(
         pk=report.run_id,
@@ -199,6 +206,7 @@ def finish_with_effects(report: Finished) -> bool:
     )
     if changed:
         store_text([_text(report)])
+        follow([report.run_id])
     return changed == 1
 
 
@@ -252,7 +260,14 @@ def _next_attempt_at(run: Run, failure: Failure | None, now: datetime) -> dateti
     return verdict.due_at
 
 
-def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
+class _Settled(NamedTuple):
+    """A report that was taken: did it settle a lost run, and do other schedules follow it?"""
+
+    is_late: bool
+    is_followed: bool
+
+
+def _finish_postgres(reports: Sequence[Finished]) -> dict[int, _Settled]:
     with connection.cursor() as cursor:
         cursor.execute(
             _FINISH_SQL,
@@ -267,7 +282,7 @@ def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
                 [report.finished_at for report in reports],
             ],
         )
-        return dict(cursor.fetchall())
+        return {run_id: _Settled(*found) for run_id, *found in cursor.fetchall()}
 
 
 # What _retry changes of a run.
@@ -301,10 +316,12 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, cls=DjangoJSONEncoder)
 
 
-def _finish_portable(reports: Sequence[Finished]) -> dict[int, bool]:
+def _finish_portable(reports: Sequence[Finished]) -> dict[int, _Settled]:
     by_id = {report.run_id: report for report in reports}
     owned = lock_owned(_tokens(reports), ["running", "lost"])
-    rows = list(Run.objects.filter(pk__in=owned).order_by("pk"))
+    rows: list[Any] = list(
+        Run.objects.filter(pk__in=owned).annotate(is_followed=waits_for("schedule")).order_by("pk")
+    )
     for run in rows:
         report = by_id[run.pk]
         run.late = run.state == Run.State.LOST
@@ -322,4 +339,4 @@ def _finish_portable(reports: Sequence[Finished]) -> dict[int, bool]:
             _FINISH_FIELDS,
             batch_size=200,
         )
-    return {run.pk: run.late for run in rows}
+    return {run.pk: _Settled(run.late, run.is_followed) for run in rows}

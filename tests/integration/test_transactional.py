@@ -19,7 +19,7 @@ from distcron_app.instants import database_now
 from distcron_app.lifecycle import Finished
 from distcron_app.locks import EffectLock
 from distcron_app.locks.database import DatabaseLockBackend
-from distcron_app.models import Run, RunOutput
+from distcron_app.models import ChainLink, Run, RunOutput
 from distcron_app.runner import Assignment, Outcome, execute
 from distcron_app.transactional import run_in_transaction
 from tests.factories import make_node, make_run, make_schedule
@@ -185,6 +185,26 @@ def test_callbacks_run_after_the_commit_and_undo_nothing_when_they_fail() -> Non
     outcome = attempt(run, body)
     assert seen == ["succeeded"]
     assert (outcome.state, outcome.committed, has_effect()) == ("succeeded", True, True)
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_what_its_end_starts_is_in_the_same_commit(is_stale: bool) -> None:
+    parent, follower = make_schedule(delivery="transactional"), make_schedule()
+    ChainLink.objects.create(schedule=parent, follower=follower, event="succeeded")
+    run = running(schedule=parent)
+    seen: list[int] = []
+
+    def body() -> None:
+        if is_stale:
+            Run.objects.filter(pk=run.pk).update(fencing_token=9)
+        transaction.on_commit(lambda: seen.append(Run.objects.filter(schedule=follower).count()))
+
+    outcome = attempt(run, body)
+    assert outcome.committed is not is_stale
+    assert seen == ([] if is_stale else [1])
+    # The report to the node starts nothing more.
+    lifecycle.finish([report(run, outcome)])
+    assert Run.objects.filter(schedule=follower).count() == (0 if is_stale else 1)
 
 
 # Whatever else happens undoes everything

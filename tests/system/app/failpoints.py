@@ -27,6 +27,8 @@ NAMES = (
 )
 # In the worker, around the commit of a transactional job's writes with their outcome.
 COMMIT_NAMES = ("in_effects_commit", "after_effects_commit")
+# Reached only where a run's end starts another schedule: its end is written, that is not.
+IN_CHAIN = "in_chain"
 # Set before the workers are forked, so that a job knows its node.
 NODE_PID = os.getpid()
 
@@ -43,6 +45,8 @@ def install() -> None:
     _wrap(lifecycle, "claim", after="after_claim_commit")
     _wrap(lifecycle, "start", after="after_start")
     _wrap(outcome, "_finish_postgres", after="in_finish")
+    chains = importlib.import_module("distcron_app.lifecycle.chains")
+    _wrap(chains, "_insert", before=IN_CHAIN)
     _wrap(lifecycle, "finish", after="after_finish")
     _wrap(lifecycle, "finish_with_effects", after="in_effects_commit")
     _wrap(transactional, "run_in_transaction", after="after_effects_commit")

@@ -24,6 +24,13 @@ Two guards make one claim per occurrence, and either would do: the schedule's
 second after an edit moves ``next_run_at`` back.
 """
 
+from distcron_app.lifecycle.backfills import (
+    BackfillCancel,
+    cancel_backfill,
+    forget_backfills,
+    queue_backfill,
+    settle_backfills,
+)
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
 from distcron_app.lifecycle.news import (
@@ -68,6 +75,7 @@ from distcron_app.lifecycle.values import (
 __all__ = [
     "PRUNE_BATCH",
     "TRANSITIONS",
+    "BackfillCancel",
     "CancelResult",
     "Claimed",
     "ClaimedRun",
@@ -83,6 +91,7 @@ __all__ = [
     "Skip",
     "SkippedRun",
     "Stops",
+    "cancel_backfill",
     "cancel_without_schedule",
     "claim",
     "claim_queued",
@@ -91,11 +100,13 @@ __all__ = [
     "failed_in_a_row",
     "finish",
     "finish_with_effects",
+    "forget_backfills",
     "give_back",
     "has_succeeded",
     "note_lease_lost",
     "prune",
     "queue_again",
+    "queue_backfill",
     "queue_manual",
     "read_back",
     "recover",
@@ -104,6 +115,7 @@ __all__ = [
     "report_progress",
     "request_cancel",
     "runs_again",
+    "settle_backfills",
     "settle_strays",
     "skip_paused",
     "start",

@@ -2,9 +2,10 @@
 
 ``install()`` replaces ``sys.stdout`` and ``sys.stderr`` by routers and adds a handler
 to the root logger. Each looks up the buffer of the run that is active in its context
-(a context variable) and falls back to the original stream where none is. Not seen:
-writes of a C library or an inherited child process straight to descriptors 1 and 2,
-and threads that a job starts without copying its context.
+(a context variable) and falls back to the original stream where none is. It also lets
+threads, and what is submitted to a pool of threads, inherit the context of whoever
+starts or submits them. Not seen: writes of a C library or an inherited child process
+straight to descriptors 1 and 2, and threads that do not go through ``threading``.
 
 A buffer keeps the first and the last part of the output. Its memory is bounded by
 twice its limit, whatever the job writes.
@@ -20,7 +21,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 __all__ = ["OutputBuffer", "captured", "clean_text", "install", "uninstall", "write"]
@@ -37,6 +39,8 @@ _active: contextvars.ContextVar[OutputBuffer | None] = contextvars.ContextVar(
     "distcron_output", default=None
 )
 _install_lock = threading.Lock()
+_start_thread = threading.Thread.start
+_submit = ThreadPoolExecutor.submit
 
 
 def clean_text(text: str) -> str:
@@ -129,6 +133,8 @@ def install() -> None:
         sys.stdout = _Router(sys.stdout)
         sys.stderr = _Router(sys.stderr)
         logging.getLogger().addHandler(_RunHandler())
+        threading.Thread.start = _start_in_context  # type: ignore[assignment, method-assign]
+        ThreadPoolExecutor.submit = _submit_in_context  # type: ignore[assignment, method-assign]
 
 
 def uninstall() -> None:
@@ -141,6 +147,24 @@ def uninstall() -> None:
         root = logging.getLogger()
         for handler in [each for each in root.handlers if isinstance(each, _RunHandler)]:
             root.removeHandler(handler)
+        threading.Thread.start = _start_thread  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign]
+
+
+def _start_in_context(thread: threading.Thread) -> None:
+    if _active_buffer() is not None:
+        # A copy for each: a context cannot be entered by two threads at once.
+        context, run = contextvars.copy_context(), thread.run
+        thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+    _start_thread(thread)
+
+
+def _submit_in_context(
+    pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any
+) -> Future[Any]:
+    # Its threads may have been started by another run, and serve several.
+    context = contextvars.copy_context()
+    return _submit(pool, context.run, function, *args, **options)
 
 
 # Half a line could show half a secret, which masking by value would not find.

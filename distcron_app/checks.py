@@ -1,7 +1,8 @@
 """System checks of distcron; none of them needs a network.
 
 Ids: E00x settings, W00x project settings, E01x and W01x the lock alias,
-E02x the lock levels, E03x the schedules in code (in ``sync``).
+E02x the lock levels, E03x the schedules in code (in ``sync``),
+E040 the delivery.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.translation import gettext as _
 
 from distcron_app import conf, timetable
+from distcron_app.atomicity import setting_problem
 from distcron_app.errors import TimetableError
 from distcron_app.lock_checks import check_lock_settings
 
 __all__ = [
     "check_database",
+    "check_delivery",
     "check_settings",
     "check_zone",
     "definition_problem",
@@ -32,6 +35,7 @@ E001 = "distcron.E001"
 W002 = "distcron.W002"
 W003 = "distcron.W003"
 W004 = "distcron.W004"
+E040 = "distcron.E040"
 
 _tolerated: ContextVar[bool] = ContextVar("_tolerated", default=False)
 
@@ -99,6 +103,21 @@ def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             hint='OPTIONS = {"transaction_mode": "IMMEDIATE", "timeout": 10, "init_command": '
             '"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"}',
             id=W004,
+        )
+    ]
+
+
+@register("distcron")
+def check_delivery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Refuse settings under which a job's writes and its outcome cannot be one commit."""
+    problem = setting_problem()
+    if not problem:
+        return []
+    return [
+        Error(
+            _("Delivery “transactional” cannot work: %s.") % problem,
+            hint=_("Keep the tables of distcron in the database 'default', with AUTOCOMMIT."),
+            id=E040,
         )
     ]
 

@@ -1,8 +1,8 @@
 """What a running job may ask about itself, and how it is told to stop.
 
 The context of a run is shared by the thread that runs the job and the thread that
-watches its lease, so every method may be called from any thread. Threads that a job
-starts by itself do not inherit ``current_context()``; hand them the context.
+watches its lease, so every method may be called from any thread. In a worker process
+threads that a job starts inherit ``current_context()``; see ``capture.install``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import json
 import logging
 import math
 import threading
@@ -22,11 +23,21 @@ from django.utils.translation import gettext as _
 from distcron_app.clock import Clock
 from distcron_app.errors import LeaseLost, RunStopped
 
-__all__ = ["LEASE_LOST", "JobContext", "ParentRun", "current_context", "entered"]
+__all__ = [
+    "CHECKPOINT_LIMIT_BYTES",
+    "LEASE_LOST",
+    "EarlierAttempt",
+    "JobContext",
+    "ParentRun",
+    "current_context",
+    "entered",
+]
 
 # A person cannot follow faster, and each report costs a message to the parent.
 PROGRESS_INTERVAL_SECONDS = 0.25
 PROGRESS_MESSAGE_LENGTH = 200
+# A place to go on from, not a store: it is written with the run's row.
+CHECKPOINT_LIMIT_BYTES = 65_536
 LEASE_LOST = "lease_lost"
 
 logger = logging.getLogger("distcron.context")
@@ -36,10 +47,36 @@ _current: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierAttempt:
+    """The attempt that was cut off before this one, as far as the database knows.
+
+    ``node`` is the name of its node, empty where that is forgotten. ``reason`` says how it
+    ended, such as ``node_died``. The progress is the last that it told, None where it told
+    none; ``checkpoint`` as ``JobContext.last_checkpoint``.
+    """
+
+    number: int
+    node: str = ""
+    reason: str
+    progress_percent: float | None = None
+    progress_message: str = ""
+    checkpoint: Any = None
+
+
 class _Shared:
     """The part of a context that changes, with the lock that guards it."""
 
-    __slots__ = ("cause", "lock", "read_output", "reason", "reported", "reported_at", "stop")
+    __slots__ = (
+        "cause",
+        "count_output",
+        "lock",
+        "read_output",
+        "reason",
+        "reported",
+        "reported_at",
+        "stop",
+    )
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,7 +84,8 @@ class _Shared:
         self.cause = self.reason = ""
         self.reported: tuple[float, str] | None = None
         self.reported_at = -math.inf
-        self.read_output: Callable[[], str] | None = None
+        self.read_output: Callable[[], str] = str
+        self.count_output: Callable[[], int] = int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +123,11 @@ class JobContext:
     ``scheduled_at`` is the instant that the timetable named, aware UTC; of a run that
     another schedule started, that of its ``parent``, which is None otherwise.
     ``fencing_token`` grows with every grant, so a receiver that remembers the
-    largest one can refuse an older holder. ``on_progress`` must not block.
+    largest one can refuse an older holder. ``recovered_from`` is the attempt that was cut
+    off before this one (its node or worker died, its lock was released or lost), None for
+    a first attempt and for a retry. ``last_checkpoint`` is what an earlier attempt of the
+    run stored last, None where none did. ``on_progress`` and ``on_checkpoint`` must not
+    block.
     """
 
     run_id: int
@@ -95,15 +137,22 @@ class JobContext:
     scheduled_at: datetime
     attempt: int
     fencing_token: int
-    is_recovery: bool = False
+    recovered_from: EarlierAttempt | None = None
+    last_checkpoint: Any = dataclasses.field(default=None, repr=False)
     parent: ParentRun | None = None
     on_progress: Callable[[float, str], None] | None = dataclasses.field(default=None, repr=False)
+    on_checkpoint: Callable[[Any], None] | None = dataclasses.field(default=None, repr=False)
     clock: Clock = dataclasses.field(default_factory=Clock, repr=False)
     _shared: _Shared = dataclasses.field(default_factory=_Shared, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.scheduled_at.tzinfo is None:
             raise ValueError(f"JobContext 'scheduled_at': must be aware, got {self.scheduled_at}.")
+
+    @property
+    def is_recovery(self) -> bool:
+        """Tell whether the attempt before this one was cut off: its work may be half done."""
+        return self.recovered_from is not None
 
     @property
     def idempotency_key(self) -> str:
@@ -168,14 +217,52 @@ class JobContext:
             except Exception:
                 logger.exception("progress_failed run=%s", self.run_id)
 
+    def checkpoint(self, data: Any) -> None:
+        """Remember ``data`` for a later attempt of this run, which gets it as ``last_checkpoint``.
+
+        JSON, at most 65,536 bytes of it; the newest replaces the one before, None is no
+        checkpoint. Secrets are masked as in results. It returns at once and is stored within
+        about a second: what was told later than that is lost with the node, and nothing that
+        was told is lost with the worker. A run that succeeds forgets it. Raise TypeError for
+        what is not JSON, ValueError for more than the limit.
+        """
+        text = self._as_json(data)
+        size = len(text.encode())
+        if size > CHECKPOINT_LIMIT_BYTES:
+            message = _(
+                "Checkpoint of run %(run)d: %(size)d bytes of JSON, at most %(limit)d. Store the "
+                "data elsewhere, and here where it is."
+            )
+            facts = {"run": self.run_id, "size": size, "limit": CHECKPOINT_LIMIT_BYTES}
+            raise ValueError(message % facts)
+        if self.on_checkpoint is not None:
+            # Not the object itself, which the job may go on to change.
+            self.on_checkpoint(json.loads(text))
+
     def output(self) -> str:
         """Return what the job has written so far, with secrets masked."""
-        read = self._shared.read_output
-        return "" if read is None else read()
+        return self._shared.read_output()
 
-    def attach_output(self, read: Callable[[], str]) -> None:
+    @property
+    def output_bytes(self) -> int:
+        """Return how much the job has written so far; more than ``output()`` keeps, maybe."""
+        return self._shared.count_output()
+
+    def attach_output(self, read: Callable[[], str], count: Callable[[], int]) -> None:
         """Let ``output()`` answer from ``read``; the runner calls it before the job starts."""
-        self._shared.read_output = read
+        self._shared.read_output, self._shared.count_output = read, count
+
+    def _as_json(self, data: Any) -> str:
+        try:
+            # As the database counts it: PostgreSQL and MariaDB store characters, not escapes.
+            text = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+            text.encode()
+        except UnicodeEncodeError:
+            return json.dumps(data, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            message = _("Checkpoint of run %(run)d: %(problem)s. Give it what JSON can hold.")
+            raise TypeError(message % {"run": self.run_id, "problem": error}) from error
+        return text
 
     def _is_worth_sending(self, report: tuple[float, str]) -> bool:
         now = self.clock.monotonic()

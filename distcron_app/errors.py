@@ -14,6 +14,7 @@ DistcronError
 ├── RetryLater              raised by a job: try again after so long
 ├── GiveUp                  raised by a job: it failed, and another attempt is useless
 ├── RunStopped              the run was told to stop, by a person or as its node stops
+├── NotCommitted            a transactional run could not be committed: its writes are undone
 ├── StaleVersion            somebody else saved the row first
 ├── ChainCycle              a link would let a schedule start itself in the end
 ├── RunMovedOn              the run is in another state than a person took it to be
@@ -40,6 +41,7 @@ __all__ = [
     "LockError",
     "LockNotAcquired",
     "LockUnavailable",
+    "NotCommitted",
     "RetryLater",
     "RunMovedOn",
     "RunStopped",
@@ -197,6 +199,16 @@ class RetryLater(DistcronError):
 
 class GiveUp(DistcronError):
     """Raised by a job that failed for good: no further attempt, whatever the policy says."""
+
+
+class NotCommitted(DistcronError):
+    """What a transactional job wrote could not be committed with its outcome, for ``cause``."""
+
+    def __init__(self, label: str, cause: str) -> None:
+        text = _("%(label)s: what the job wrote was undone, %(cause)s.")
+        super().__init__(text % {"label": label, "cause": cause})
+        self.label = label
+        self.cause = cause
 
 
 class StaleVersion(DistcronError):

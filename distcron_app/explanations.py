@@ -401,16 +401,25 @@ def _lost(run: Run) -> Explanation:
         why = _("The worker process on node %(node)s ended while the job was running.") % facts
     else:
         why = _("Node %(node)s stopped reporting while the job was running.") % facts
-    why += " " + _("The job had started, so nobody knows whether its work was done.")
-    if asked := stop_asked(run):
-        why += f" {asked} " + _("So no node starts it again.")
-    elif run.delivery == Schedule.Delivery.AT_LEAST_ONCE:
-        why += " " + _("It had been run again after a crash already, so it was not started again.")
+    is_transactional = run.delivery == Schedule.Delivery.TRANSACTIONAL
+    if is_transactional:
+        why += " " + _(
+            "The job had started. It is transactional: nothing that it wrote to the scheduler's "
+            "database was committed, and nothing of it will be."
+        )
     else:
-        why += " " + _("Its delivery is “at most once”, so no node starts it again.")
-    advice = _(
-        "Check in the job's own records whether the work was done. If it was not, "
-        "run the schedule now."
+        why += " " + _("The job had started, so nobody knows whether its work was done.")
+    why += " " + _why_not_again(run)
+    advice = (
+        _(
+            "If the work is still wanted, run it again. What the job did elsewhere may have been "
+            "done."
+        )
+        if is_transactional
+        else _(
+            "Check in the job's own records whether the work was done. If it was not, "
+            "run the schedule now."
+        )
     )
     late = (
         _("What its node reports late is refused, and shown with the attempt.")
@@ -418,6 +427,16 @@ def _lost(run: Run) -> Explanation:
         else _("If the node is still alive, its late report settles this run.")
     )
     return Explanation(why=why, advice=f"{advice} {late}")
+
+
+def _why_not_again(run: Run) -> str:
+    if asked := stop_asked(run):
+        return f"{asked} " + _("So no node starts it again.")
+    if run.delivery not in Schedule.REPEATING_DELIVERIES:
+        return _("Its delivery is “at most once”, so no node starts it again.")
+    if run.recoveries:
+        return _("It had been run again after a crash already, so it was not started again.")
+    return _("Its schedule allows no other start after a crash.")
 
 
 def _active(run: Run, now: datetime) -> Explanation:
@@ -439,6 +458,13 @@ def _active(run: Run, now: datetime) -> Explanation:
 
 
 def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
+    if run.reason == Run.Reason.RECOVERY and run.delivery == Schedule.Delivery.TRANSACTIONAL:
+        return Explanation(
+            why=_(
+                "It was cut off in the middle, and what it had written to the scheduler's database "
+                "was undone. It waits to run again."
+            )
+        )
     if run.reason == Run.Reason.RECOVERY and _was_released(attempts):
         return Explanation(
             why=_(
@@ -480,8 +506,14 @@ def _was_released(attempts: Sequence[Attempt]) -> bool:
 def _ended(run: Run) -> Explanation:
     if run.state == Run.State.SUCCEEDED:
         return Explanation(why=_("The job ended without an error."))
-    if run.state == Run.State.CANCELLED:
-        return _cancelled(run)
+    ended = _cancelled(run) if run.state == Run.State.CANCELLED else _failed(run)
+    if run.delivery == Schedule.Delivery.TRANSACTIONAL and run.started_at:
+        undone = _("What it had written to the scheduler's database was undone.")
+        return dataclasses.replace(ended, why=f"{ended.why} {undone}")
+    return ended
+
+
+def _failed(run: Run) -> Explanation:
     advices = {
         Run.Reason.JOB_NOT_FOUND: _("Deploy the code that registers the job on every node."),
         Run.Reason.INVALID_ARGUMENTS: _("Edit the arguments of the schedule."),

@@ -92,6 +92,7 @@ _DEFAULTED = (
     "on_resume",
     "queue",
     "priority",
+    "max_recoveries",
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")

@@ -336,7 +336,7 @@ def newer_than(runs: RunQuerySet, top: int) -> int:
 
 def find_run(run_id: int) -> tuple[Run | None, Sequence[Attempt], RunOutput | None]:
     """Return a run with its ended attempts and its long text, by three queries."""
-    run = with_names(Run.objects.filter(pk=run_id)).first()
+    run = with_names(Run.objects.filter(pk=run_id)).defer(None).first()
     if run is None:
         return None, (), None
     attempts = Attempt.objects.filter(run=run_id).select_related("node").order_by("fencing_token")
@@ -517,7 +517,8 @@ def with_names(runs: RunQuerySet) -> RunQuerySet:
     A plain ``filter(schedule=...)`` would make the join an inner one, and the runs of
     a deleted schedule would be gone; ``runs_matching`` compares the column instead.
     """
-    return runs.select_related("schedule", "node")
+    # No list prints a checkpoint, which may be long.
+    return runs.select_related("schedule", "node").defer("checkpoint")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

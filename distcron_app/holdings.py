@@ -303,7 +303,7 @@ def _holder_text(lock: HeldLock, token: int) -> str:
 def _run_text(run: Run | None) -> str:
     if run is None:
         return ""
-    if runs_again(run):
+    if runs_again(run, run.schedule.max_recoveries if run.schedule else 0):
         return _("Its run %d will be queued again.") % run.pk
     return _("Its run %d will be shown as lost, and no node starts it again.") % run.pk
 

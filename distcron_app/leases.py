@@ -85,6 +85,12 @@ class LeaseBook:
                 if held.grant.is_exclusive
             }
 
+    def grant_of(self, run_id: int) -> Grant | None:
+        """Return what was granted for a run of this node, None for one that it does not know."""
+        with self._lock:
+            held = self._holdings.get(run_id)
+            return None if held is None else held.grant
+
     def let_go(self, run_ids: Iterable[int]) -> None:
         """Release the leases of runs that ended, by one call for each level.
 

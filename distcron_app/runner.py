@@ -8,6 +8,7 @@ state and takes no decision about retries: whoever sent the assignment does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import logging
@@ -28,10 +29,13 @@ from django.utils.translation import gettext as _
 from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
-from distcron_app.context import JobContext, ParentRun, entered
+from distcron_app.context import EarlierAttempt, JobContext, ParentRun, entered
 from distcron_app.errors import InvalidArguments, RetryLater, RunStopped, UnknownJob
 
-__all__ = ["Assignment", "Outcome", "execute"]
+__all__ = ["TRANSACTIONAL", "Assignment", "Facts", "Outcome", "Transact", "execute"]
+
+# What an attempt decides of its outcome, by field name.
+Facts = dict[str, Any]
 
 ERROR_LENGTH = 500
 TRACEBACK_LIMIT_BYTES = 65_536
@@ -62,7 +66,13 @@ class Assignment:
     scheduled_at: datetime
     attempt: int
     fencing_token: int
-    is_recovery: bool = False
+    # Only for the commit of a transactional delivery.
+    owner_token: str = dataclasses.field(default="", repr=False)
+    delivery: str = ""
+    # A lock to hold on the connection of the job's writes; empty: none.
+    effect_lock: str = ""
+    recovered_from: EarlierAttempt | None = None
+    last_checkpoint: Any = dataclasses.field(default=None, repr=False)
     parent: ParentRun | None = None
 
     def to_wire(self) -> list[Any]:
@@ -75,12 +85,22 @@ class Assignment:
         """Return the assignment that ``to_wire`` wrote."""
         fields = [field.name for field in dataclasses.fields(cls)]
         values = dict(zip(fields, wire, strict=True))
-        parent = values["parent"] and ParentRun.from_wire(values["parent"])
-        scheduled_at = datetime.fromisoformat(values["scheduled_at"])
-        return cls(**{**values, "scheduled_at": scheduled_at, "parent": parent})
+        values["scheduled_at"] = datetime.fromisoformat(values["scheduled_at"])
+        if values["recovered_from"] is not None:
+            values["recovered_from"] = EarlierAttempt(**values["recovered_from"])
+        if values["parent"] is not None:
+            values["parent"] = ParentRun.from_wire(values["parent"])
+        return cls(**values)
 
-    def context(self, on_progress: Callable[[float, str], None] | None = None) -> JobContext:
-        """Return a fresh context for this attempt. ``on_progress`` must not block."""
+    def context(
+        self,
+        on_progress: Callable[[float, str], None] | None = None,
+        on_checkpoint: Callable[[Any], None] | None = None,
+    ) -> JobContext:
+        """Return a fresh context for this attempt. The callbacks must not block.
+
+        They get what can be stored: masked, and without the characters that databases refuse.
+        """
         return JobContext(
             run_id=self.run_id,
             schedule_id=self.schedule_id,
@@ -89,15 +109,34 @@ class Assignment:
             scheduled_at=self.scheduled_at,
             attempt=self.attempt,
             fencing_token=self.fencing_token,
-            is_recovery=self.is_recovery,
+            recovered_from=self.recovered_from,
+            last_checkpoint=self.last_checkpoint,
             parent=self.parent,
-            on_progress=on_progress,
+            on_progress=on_progress and functools.partial(self._tell_progress, on_progress),
+            on_checkpoint=on_checkpoint and functools.partial(self._tell_checkpoint, on_checkpoint),
         )
+
+    def _tell_progress(
+        self, on_progress: Callable[[float, str], None], percent: float, message: str
+    ) -> None:
+        on_progress(percent, _cleaned(message, self.arguments))
+
+    def _tell_checkpoint(self, on_checkpoint: Callable[[Any], None], data: Any) -> None:
+        on_checkpoint(_cleaned(data, self.arguments))
+
+
+# Runs the attempt (the last argument) and commits what it wrote together with its success;
+# see ``transactional.run_in_transaction``.
+Transact = Callable[[Assignment, JobContext, Callable[[], Facts]], Facts]
+# As the schedule's choice, whose models are above this module.
+TRANSACTIONAL = "transactional"
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, ParentRun):
         return value.to_wire()
+    if isinstance(value, EarlierAttempt):
+        return dataclasses.asdict(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 
@@ -119,6 +158,8 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     output: str = ""
+    # The database has the outcome already, committed with what the job wrote.
+    committed: bool = False
     # Dotted names of the error's class and its bases, and what RetryLater asked for.
     exceptions: tuple[str, ...] = ()
     retry_seconds: float | None = None
@@ -134,9 +175,16 @@ class Outcome:
         return cls(**{**values, "exceptions": tuple(values["exceptions"])})
 
 
-def execute(assignment: Assignment, *, context: JobContext, output_limit_bytes: int) -> Outcome:
+def execute(
+    assignment: Assignment,
+    *,
+    context: JobContext,
+    output_limit_bytes: int,
+    transact: Transact | None = None,
+) -> Outcome:
     """Run one attempt and return how it ended. It blocks for as long as the job does.
 
+    ``transact`` is needed for assignments with the delivery ``transactional``.
     Only KeyboardInterrupt passes through. Database connections that the job's code
     finds in this thread are usable, and no broken one, no expired one and no open
     transaction is left behind. A caller's own open transaction is left alone.
@@ -144,8 +192,10 @@ def execute(assignment: Assignment, *, context: JobContext, output_limit_bytes: 
     outer_transactions = _prepare_connections()
     try:
         with captured(output_limit_bytes) as output, entered(context):
-            context.attach_output(lambda: mask(output.text(), assignment.arguments))
-            facts = _attempt(assignment, context)
+            context.attach_output(
+                lambda: mask(output.text(), assignment.arguments), lambda: output.total_bytes
+            )
+            facts = _delivered(assignment, context, transact)
     finally:
         _tidy_connections(outer_transactions)
     return Outcome(
@@ -154,6 +204,24 @@ def execute(assignment: Assignment, *, context: JobContext, output_limit_bytes: 
         output=mask(output.text(), assignment.arguments),
         **facts,
     )
+
+
+def _delivered(assignment: Assignment, context: JobContext, transact: Transact | None) -> Facts:
+    """Return the facts of the attempt, in a transaction where its delivery asks for one."""
+    attempt = functools.partial(_attempt, assignment, context)
+    if assignment.delivery != TRANSACTIONAL:
+        return attempt()
+    if transact is None:
+        raise ValueError(f"Run {assignment.run_id}: transactional, and no transaction to run in.")
+    try:
+        return transact(assignment, context, attempt)
+    except KeyboardInterrupt:
+        raise
+    except RunStopped as error:
+        # While it waited for its lock, before the job.
+        return _failure(context.cancel_reason, error, assignment) | {"state": "cancelled"}
+    except BaseException as error:  # noqa: BLE001 - the job's own code may raise as it is committed
+        return _failure("error", error, assignment, with_traceback=True)
 
 
 def _attempt(assignment: Assignment, context: JobContext) -> dict[str, Any]:

@@ -14,6 +14,7 @@ their leases; (3) settle claims whose COMMIT was not answered; (4) sweep when it
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import logging
 import random
 import signal
@@ -25,18 +26,20 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 from django.utils.translation import gettext as _
 
-from distcron_app import lifecycle, nodes, signals
+from distcron_app import executors, lifecycle, nodes, signals
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
+from distcron_app.context import EarlierAttempt
 from distcron_app.dispatch import Dispatcher, Tick
 from distcron_app.errors import ConfigurationError
-from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool, Progressed
+from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool
 from distcron_app.keeper import Keeper
 from distcron_app.leases import FindLevel, LeaseBook
 from distcron_app.lifecycle import ClaimedRun, Failure, Finished, SkippedRun
 from distcron_app.maintenance import Sweeper, Swept
-from distcron_app.models import Run
-from distcron_app.runner import Assignment, Outcome
+from distcron_app.models import Run, Schedule
+from distcron_app.news import News
+from distcron_app.runner import TRANSACTIONAL, Assignment, Outcome
 from distcron_app.wakeup import Listener
 
 __all__ = ["EXIT_BROKEN", "EXIT_CUT", "EXIT_INTERRUPTED", "Scheduler"]
@@ -50,7 +53,6 @@ EXIT_INTERRUPTED = 130
 # Outcomes wait this long for company before they are written.
 FLUSH_SECONDS = 0.05
 FLUSH_ROWS = 500
-PROGRESS_SECONDS = 1.0
 # Work is claimed ahead for this long at the rate of the last seconds, never more.
 CLAIM_AHEAD_SECONDS = 0.5
 # A node with enough claimed work reads the due schedules only this often.
@@ -100,8 +102,7 @@ class Scheduler:
         self._starting: dict[str, ClaimedRun] = {}
         self._outcomes: list[Finished] = []
         self._flush_at = 0.0
-        self._progress: dict[int, tuple[float, str]] = {}
-        self._progress_at = 0.0
+        self._news = News(self._clock)
         self._rate = _Rate(self._clock)
         self._look_at = 0.0
         self._woken = threading.Event()
@@ -152,7 +153,7 @@ class Scheduler:
     def _loop(self) -> int:
         wait = 0.0
         while True:
-            for news in self._pool.poll(wait):
+            for news in self._pool.poll(min(wait, self._news.wait_seconds)):
                 self._take(news)
             if self._status_wanted:
                 self._status_wanted = False
@@ -322,7 +323,7 @@ class Scheduler:
                 due_at=run.due_at,
                 attempt=run.attempt + (run.state != Run.State.RUNNING),
             )
-        self._pool.submit(_assignment(run) for run in runs)
+        self._pool.submit(_assignment(run, self._effect_lock(run)) for run in runs)
         self._ordinary.update(run.run_id for run in runs if not self._is_urgent(run))
         for run in runs:
             if run.run_id in self._told:
@@ -330,15 +331,22 @@ class Scheduler:
                 cause, reason = self._told[run.run_id]
                 self._pool.cancel({run.run_id: cause}, reason=reason)
 
+    def _effect_lock(self, run: ClaimedRun) -> str:
+        """Return the lock to hold where the job writes, "" where the level has none for it."""
+        grant = self._leases.grant_of(run.run_id)
+        if run.delivery != TRANSACTIONAL or grant is None or "database" not in grant.level.parts:
+            return ""
+        return grant.name if grant.is_exclusive else f"run:{run.run_id}"
+
     # --- news from the workers ------------------------------------------------
 
-    def _take(self, news: Ended | Progressed | Died) -> None:
+    def _take(self, news: executors.News) -> None:
         if isinstance(news, Ended):
             self._ended(news.outcome)
-        elif isinstance(news, Progressed):
-            self._progress[news.run_id] = (news.percent, news.message)
-        else:
+        elif isinstance(news, Died):
             self._worker_died(news)
+        else:
+            self._news.take(news)
 
     def _ended(self, outcome: Outcome) -> None:
         self._ordinary.discard(outcome.run_id)
@@ -346,7 +354,7 @@ class Scheduler:
         if run is None:
             return
         self._rate.count()
-        self._progress.pop(outcome.run_id, None)
+        self._news.ended(outcome.run_id, succeeded=outcome.state == "succeeded")
         if not self._outcomes:
             self._flush_at = self._clock.monotonic() + FLUSH_SECONDS
         self._outcomes.append(
@@ -361,6 +369,7 @@ class Scheduler:
                 error=outcome.error,
                 output=outcome.output,
                 traceback=outcome.traceback,
+                committed=outcome.committed,
                 failure=self._failure(run, outcome),
             )
         )
@@ -381,20 +390,39 @@ class Scheduler:
             "detail": death.cause,
         }
         try:
-            lifecycle.recover_owned(runs, **lifecycle_failed)
+            self._news.write(self._tokens, now=death.run_ids)
+            recovered = lifecycle.recover_owned(runs, **lifecycle_failed)
         except (DatabaseError, InterfaceError) as error:
             # The sweep finds them: they are this node's and it no longer knows them.
             self._database_failed(error)
-        self._forget(run.run_id for run in runs)
+            self._forget(run.run_id for run in runs)
+            return
+        settled = {*recovered.requeued, *recovered.lost, *recovered.failed}
+        committed = [
+            run for run in runs if run.delivery == TRANSACTIONAL and run.run_id not in settled
+        ]
+        for run in committed:
+            # Its worker died between the commit and the report.
+            self._ended(
+                Outcome(
+                    run_id=run.run_id,
+                    fencing_token=run.fencing_token,
+                    state="succeeded",
+                    committed=True,
+                )
+            )
+        self._forget(run.run_id for run in runs if run not in committed)
 
     def _flush(self, *, force: bool = False) -> None:
-        self._flush_progress()
+        self._news.write(self._tokens)
         if not self._outcomes:
             return
         full = len(self._outcomes) >= FLUSH_ROWS
         if not (force or full or self._clock.monotonic() >= self._flush_at):
             return
         reports = self._outcomes[: self._config.batch_size]
+        # What they told last, as long as the runs are still running.
+        self._news.write(self._tokens, now={report.run_id for report in reports})
         self._repeat([report for report in reports if self._may_repeat(report)])
         result = lifecycle.finish(reports)
         del self._outcomes[: len(reports)]
@@ -406,7 +434,7 @@ class Scheduler:
         """Return True for a job that stopped half-way although it is to run at least once."""
         delivery = self._owned[report.run_id].delivery
         is_half_done = report.state == Run.State.CANCELLED and report.reason != Run.Reason.CANCELLED
-        return is_half_done and delivery == "at_least_once"
+        return is_half_done and delivery in Schedule.REPEATING_DELIVERIES
 
     def _repeat(self, reports: list[Finished]) -> None:
         """Queue the runs again; where that is used up, the report is what is left to say."""
@@ -452,14 +480,6 @@ class Scheduler:
                 late=late,
             )
 
-    def _flush_progress(self) -> None:
-        now = self._clock.monotonic()
-        if not self._progress or now < self._progress_at:
-            return
-        self._progress_at = now + PROGRESS_SECONDS
-        progress, self._progress = self._progress, {}
-        lifecycle.report_progress(progress, self._tokens(progress))
-
     def _tokens(self, run_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
         owned = (self._owned[run_id] for run_id in run_ids if run_id in self._owned)
         return {run.run_id: (run.fencing_token, run.owner_token) for run in owned}
@@ -470,6 +490,7 @@ class Scheduler:
             self._owned.pop(run_id, None)
             self._unnoted.pop(run_id, None)
             self._told.pop(run_id, None)
+        self._news.forget(gone)
         self._leases.let_go(gone)
 
     # --- mending ----------------------------------------------------------------
@@ -700,6 +721,7 @@ class Scheduler:
             if cut:
                 self._report("cut", runs=[run.run_id for run in cut])
             lifecycle.give_back(waiting)
+            self._news.write(self._tokens, now=self._owned.keys())
             lifecycle.recover_owned(cut, reason=reason, unknown=unknown, detail=detail)
         except (DatabaseError, InterfaceError) as error:
             self._database_failed(error)
@@ -744,7 +766,7 @@ def _order(run: ClaimedRun) -> int:
     return -run.priority
 
 
-def _assignment(run: ClaimedRun) -> Assignment:
+def _assignment(run: ClaimedRun, effect_lock: str) -> Assignment:
     started_with_claim = run.state == Run.State.RUNNING
     return Assignment(
         run_id=run.run_id,
@@ -755,6 +777,17 @@ def _assignment(run: ClaimedRun) -> Assignment:
         scheduled_at=run.scheduled_at,
         attempt=run.attempt if started_with_claim else run.attempt + 1,
         fencing_token=run.fencing_token,
-        is_recovery=run.recoveries > 0,
+        owner_token=run.owner_token,
+        delivery=run.delivery,
+        effect_lock=effect_lock,
+        recovered_from=_recovered_from(run),
+        last_checkpoint=run.checkpoint,
         parent=run.parent,
     )
+
+
+def _recovered_from(run: ClaimedRun) -> EarlierAttempt | None:
+    earlier = run.earlier
+    if earlier is None or earlier.reason not in Run.CUT_OFF_REASONS:
+        return None
+    return EarlierAttempt(**dataclasses.asdict(earlier), checkpoint=run.checkpoint)

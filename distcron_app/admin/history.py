@@ -117,7 +117,8 @@ class RunAdmin(ReadOnly, _RunAdmin):
         return super().get_queryset(request).select_related("schedule", "node")
 
     def get_fieldsets(self, request: HttpRequest, obj: Run | None = None) -> Any:
-        outcome = ["state_shown", "reason_shown", "error_shown", "result_shown", "details_shown"]
+        outcome = ["state_shown", "reason_shown", "error_shown", "result_shown"]
+        outcome += ["checkpoint_shown", "details_shown"]
         if request.user.has_perm(operations.VIEW_OUTPUT):
             outcome += ["output_shown", "traceback_shown"]
         what = ["schedule_shown", "job", "arguments_shown", "delivery", "trigger", "triggered_by"]
@@ -187,6 +188,10 @@ class RunAdmin(ReadOnly, _RunAdmin):
     @admin.display(description=gettext_lazy("result"))
     def result_shown(self, run: Run) -> str:
         return display.json_block(run.result)
+
+    @admin.display(description=gettext_lazy("checkpoint"))
+    def checkpoint_shown(self, run: Run) -> str:
+        return display.json_block(run.checkpoint)
 
     @admin.display(description=gettext_lazy("details"))
     def details_shown(self, run: Run) -> str:

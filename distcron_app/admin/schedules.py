@@ -59,7 +59,7 @@ _MORE = (
     "spread_key",
     ("gap", "fold"),
     "on_resume",
-    "delivery",
+    ("delivery", "max_recoveries"),
     ("queue", "priority"),
     "lock_level",
     ("keep_days", "keep_succeeded", "keep_failed"),

@@ -374,6 +374,16 @@ def _again_flags(parser: CommandParser) -> None:
     _add_user(parser)
 
 
+def _output_flags(parser: CommandParser) -> None:
+    parser.add_argument("run", type=run_number, metavar="RUN", help=_("The run."))
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help=_("Go on with what it prints until it is final; exit 0 only if it succeeded."),
+    )
+
+
 def _pause_flags(parser: CommandParser) -> None:
     _add_reason(parser, required=True)
     _add_until(parser)
@@ -618,6 +628,13 @@ VERBS = _by_name(
             command="distcron_app.cli.steering.run_again",
             examples=("88123", '88124 --reason "disk was full" --json'),
             add_flags=_again_flags,
+        ),
+        Verb(
+            name="output",
+            help=gettext_lazy("Print what a run has written, while it runs or afterwards."),
+            command="distcron_app.cli.output.show_output",
+            examples=("88122", "88122 --follow"),
+            add_flags=_output_flags,
         ),
         Verb(
             name="pause",

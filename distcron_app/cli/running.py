@@ -22,7 +22,7 @@ from distcron_app.models import Node, Run, Schedule
 from distcron_app.timetable import zone
 from distcron_app.walltime import read_instant
 
-__all__ = ["run_facts", "run_schedule", "show_run"]
+__all__ = ["outcome_text", "run_facts", "run_schedule", "show_run"]
 
 _POLL_SECONDS = 0.25
 _NEWS_SECONDS = 10.0  # between two lines about one run where no line can be overwritten
@@ -62,7 +62,7 @@ def run_schedule(console: Console, options: dict[str, Any]) -> None:
         facts = {"run": run.pk, "state": states.run_label(run.state)}
         raise Exit(TIMED_OUT, message % (facts | {"seconds": options["timeout"]}))
     if options["wait"] and run.state != Run.State.SUCCEEDED:
-        raise Exit(FAILED, _outcome_text(run))
+        raise Exit(FAILED, outcome_text(run))
 
 
 def _nominal_at(schedule: Schedule, text: str | None) -> datetime | None:
@@ -205,7 +205,7 @@ def show_run(console: Console, verb: str, run: Run, **facts: Any) -> None:
     console.line(" · ".join(parts), shown.colour)
 
 
-def _outcome_text(run: Run) -> str:
+def outcome_text(run: Run) -> str:
     facts = {"run": run.pk, "state": states.run_label(run.state)}
     cause = run.error or (str(run.get_reason_display()) if run.reason else "")
     if not cause:

@@ -5,6 +5,24 @@ connection exists, so that a worker that died can be replaced at any time. Work 
 outcomes cross in batches over one socket per worker; see ``pool``.
 """
 
-from distcron_app.executors.pool import Died, Ended, PoolBroken, ProcessPool, Progressed
+from distcron_app.executors.pool import (
+    Checkpointed,
+    Died,
+    Ended,
+    News,
+    PoolBroken,
+    Printed,
+    ProcessPool,
+    Progressed,
+)
 
-__all__ = ["Died", "Ended", "PoolBroken", "ProcessPool", "Progressed"]
+__all__ = [
+    "Checkpointed",
+    "Died",
+    "Ended",
+    "News",
+    "PoolBroken",
+    "Printed",
+    "ProcessPool",
+    "Progressed",
+]

@@ -15,16 +15,25 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distcron_app.errors import DistcronError
 from distcron_app.executors.frames import FrameReader, encode
 from distcron_app.executors.template import start_template
 from distcron_app.executors.worker import Worker
-from distcron_app.runner import Assignment, Outcome
+from distcron_app.runner import Assignment, Outcome, Transact
 
-__all__ = ["Died", "Ended", "PoolBroken", "ProcessPool", "Progressed"]
+__all__ = [
+    "Checkpointed",
+    "Died",
+    "Ended",
+    "News",
+    "PoolBroken",
+    "Printed",
+    "ProcessPool",
+    "Progressed",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,11 +53,35 @@ class Progressed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A running job stored something for a later attempt of its run; ``data`` is JSON."""
+
+    run_id: int
+    data: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Printed:
+    """What a running job has written so far, all that is kept of it."""
+
+    run_id: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Died:
     """A worker process ended with these runs in it; ``cause`` is for people."""
 
     run_ids: tuple[int, ...]
     cause: str
+
+
+News = Ended | Progressed | Checkpointed | Printed | Died
+_TOLD: dict[str, Callable[..., News]] = {
+    "progress": Progressed,
+    "checkpoint": Checkpointed,
+    "output": Printed,
+}
 
 
 class PoolBroken(DistcronError):
@@ -69,10 +102,19 @@ class _Link:
 class ProcessPool:
     """``processes`` workers with ``threads`` threads each.
 
-    Start it before the process has threads or database connections.
+    Start it before the process has threads or database connections. ``transact`` runs, in a
+    worker, the attempts of transactional runs.
     """
 
-    def __init__(self, *, processes: int, threads: int, output_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        processes: int,
+        threads: int,
+        output_limit_bytes: int,
+        transact: Transact | None = None,
+    ) -> None:
+        self._transact = transact
         self._processes = processes
         self._threads = threads
         self._output_limit_bytes = output_limit_bytes
@@ -83,7 +125,10 @@ class ProcessPool:
     def start(self) -> None:
         """Fork the template and the workers. Returns before the workers are ready."""
         worker = functools.partial(
-            _worker_main, threads=self._threads, output_limit_bytes=self._output_limit_bytes
+            _worker_main,
+            threads=self._threads,
+            output_limit_bytes=self._output_limit_bytes,
+            transact=self._transact,
         )
         self._template_pid, self._control = start_template(worker)
         self._selector = selectors.DefaultSelector()
@@ -132,12 +177,12 @@ class ProcessPool:
             if mine:
                 self._send(link, ["cancel", mine])
 
-    def poll(self, seconds: float) -> list[Ended | Progressed | Died]:
+    def poll(self, seconds: float) -> list[News]:
         """Wait up to ``seconds`` for news; return what there is, which may be nothing.
 
         Raise PoolBroken when the template process is gone.
         """
-        news: list[Ended | Progressed | Died] = []
+        news: list[News] = []
         for key, mask in self._selector.select(max(0.0, seconds)):
             if key.fileobj is self._control:
                 news.extend(self._read_control())
@@ -190,8 +235,8 @@ class ProcessPool:
         with contextlib.suppress(KeyError):
             self._selector.modify(link.socket, wanted, link)
 
-    def _read(self, link: _Link) -> list[Ended | Progressed | Died]:
-        news: list[Ended | Progressed | Died] = []
+    def _read(self, link: _Link) -> list[News]:
+        news: list[News] = []
         while True:
             try:
                 data = link.socket.recv(262_144)
@@ -206,19 +251,20 @@ class ProcessPool:
             for batch in link.reader.feed(data):
                 news.extend(self._news(link, item) for item in batch)
 
-    def _news(self, link: _Link, item: list[Any]) -> Ended | Progressed:
-        if item[0] == "progress":
-            return Progressed(*item[1:])
+    def _news(self, link: _Link, item: list[Any]) -> News:
+        told = _TOLD.get(item[0])
+        if told is not None:
+            return told(*item[1:])
         outcome = Outcome.from_wire(item[1:])
         link.run_ids.discard(outcome.run_id)
         return Ended(outcome)
 
-    def _read_control(self) -> list[Ended | Progressed | Died]:
+    def _read_control(self) -> list[News]:
         data = self._control.recv(65536)
         if not data:
             raise PoolBroken("The template process of the workers ended. Restart the node.")
         *lines, self._control_buffer = (self._control_buffer + data).split(b"\n")
-        news: list[Ended | Progressed | Died] = []
+        news: list[News] = []
         for line in lines:
             message = json.loads(line)
             if "spawned" in message:
@@ -227,7 +273,7 @@ class ProcessPool:
                 news.extend(self._bury(message["ended"], message["exit_code"]))
         return news
 
-    def _bury(self, pid: int, exit_code: int) -> list[Ended | Progressed | Died]:
+    def _bury(self, pid: int, exit_code: int) -> list[News]:
         link = next(link for link in self._links if link.pid == pid)
         # What it sent before it died is still in the socket and counts.
         news = self._read(link)
@@ -241,8 +287,8 @@ class ProcessPool:
         return news
 
 
-def _worker_main(link: socket.socket, *, threads: int, output_limit_bytes: int) -> None:
-    Worker(threads=threads, output_limit_bytes=output_limit_bytes).main(link)
+def _worker_main(link: socket.socket, **options: Any) -> None:
+    Worker(**options).main(link)
 
 
 def _cause(exit_code: int) -> str:

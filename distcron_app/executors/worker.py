@@ -12,7 +12,8 @@ from typing import Any
 from distcron_app import capture
 from distcron_app.context import JobContext
 from distcron_app.executors.frames import FrameReader, encode
-from distcron_app.runner import Assignment, execute
+from distcron_app.executors.live import LiveNews
+from distcron_app.runner import Assignment, Transact, execute
 
 __all__ = ["Worker"]
 
@@ -23,17 +24,20 @@ _BATCH = 500
 class Worker:
     """Executes what the node sends on ``link`` until the node says stop or goes away."""
 
-    def __init__(self, *, threads: int, output_limit_bytes: int) -> None:
+    def __init__(self, *, threads: int, output_limit_bytes: int, transact: Transact | None) -> None:
         self._threads = threads
         self._output_limit_bytes = output_limit_bytes
+        self._transact = transact
         self._work: queue.SimpleQueue[Assignment | None] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._contexts: dict[int, JobContext] = {}
+        self._live = LiveNews(self._news.put)
 
     def main(self, link: socket.socket) -> None:
         """Serve until the link ends, then leave at once: nobody is there to report to."""
         capture.install()
         threading.Thread(target=self._send_news, args=[link], name="send", daemon=True).start()
+        threading.Thread(target=self._live.watch, name="live", daemon=True).start()
         for number in range(self._threads):
             threading.Thread(target=self._execute, name=f"job-{number}", daemon=True).start()
         reader = FrameReader()
@@ -54,16 +58,9 @@ class Worker:
 
     def _prepared(self, assignment: Assignment) -> Assignment:
         # The context exists before a thread is free, so that a cancel cannot miss it.
-        self._contexts[assignment.run_id] = JobContext(
-            run_id=assignment.run_id,
-            schedule_id=assignment.schedule_id,
-            schedule_key=assignment.schedule_key,
-            job=assignment.job,
-            scheduled_at=assignment.scheduled_at,
-            attempt=assignment.attempt,
-            fencing_token=assignment.fencing_token,
-            is_recovery=assignment.is_recovery,
+        self._contexts[assignment.run_id] = assignment.context(
             on_progress=functools.partial(self._progressed, assignment.run_id),
+            on_checkpoint=functools.partial(self._live.checkpoint, assignment.run_id),
         )
         return assignment
 
@@ -72,11 +69,15 @@ class Worker:
 
     def _execute(self) -> None:
         while (assignment := self._work.get()) is not None:
+            context = self._contexts[assignment.run_id]
+            self._live.begin(context)
             outcome = execute(
                 assignment,
-                context=self._contexts[assignment.run_id],
+                context=context,
                 output_limit_bytes=self._output_limit_bytes,
+                transact=self._transact,
             )
+            self._live.end(assignment.run_id)
             self._contexts.pop(assignment.run_id, None)
             self._news.put(["ended", *outcome.to_wire()])
 

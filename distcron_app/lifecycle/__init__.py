@@ -40,11 +40,17 @@ from distcron_app.lifecycle.claim import (
     queue_manual,
     read_back,
 )
+from distcron_app.lifecycle.news import (
+    note_lease_lost,
+    report_progress,
+    store_checkpoints,
+    store_live_output,
+)
 from distcron_app.lifecycle.outcome import (
     FinishResult,
     finish,
-    note_lease_lost,
-    report_progress,
+    finish_with_effects,
+    has_succeeded,
     start,
 )
 from distcron_app.lifecycle.pauses import failed_in_a_row, skip_paused
@@ -67,6 +73,7 @@ from distcron_app.lifecycle.values import (
     Claimed,
     ClaimedRun,
     Decision,
+    EndedAttempt,
     Failure,
     Finished,
     Skip,
@@ -81,6 +88,7 @@ __all__ = [
     "Claimed",
     "ClaimedRun",
     "Decision",
+    "EndedAttempt",
     "Failure",
     "FinishResult",
     "Finished",
@@ -99,8 +107,10 @@ __all__ = [
     "expire",
     "failed_in_a_row",
     "finish",
+    "finish_with_effects",
     "forget_backfills",
     "give_back",
+    "has_succeeded",
     "note_lease_lost",
     "one_of_each_scope",
     "prune",
@@ -120,4 +130,6 @@ __all__ = [
     "skip_paused",
     "start",
     "stops",
+    "store_checkpoints",
+    "store_live_output",
 ]

@@ -28,7 +28,13 @@ from distcron_app.lifecycle.overlap import (
     replace,
 )
 from distcron_app.lifecycle.scopes import lock_scopes
-from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
+from distcron_app.lifecycle.values import (
+    Claimed,
+    ClaimedRun,
+    Decision,
+    EndedAttempt,
+    SkippedRun,
+)
 from distcron_app.models import Attempt, Backfill, ChainLink, Node, Run, Schedule, ended_attempt
 
 __all__ = [
@@ -288,10 +294,32 @@ def read_back(owner_tokens: Collection[str], node_id: UUID) -> list[ClaimedRun]:
 def _all_owned(runs: Iterable[Run]) -> list[ClaimedRun]:
     runs = list(runs)
     parents = parents_of(runs)
-    return [_owned(run, parents.get(run.pk)) for run in runs]
+    earlier = _newest_attempts([run.pk for run in runs if _has_ended_attempts(run)])
+    return [_owned(run, parents.get(run.pk), earlier.get(run.pk)) for run in runs]
 
 
-def _owned(run: Run, parent: ParentRun | None) -> ClaimedRun:
+def _has_ended_attempts(run: Run) -> bool:
+    return run.attempt > (1 if run.state == Run.State.RUNNING else 0)
+
+
+def _newest_attempts(run_ids: Sequence[int]) -> dict[int, EndedAttempt]:
+    """Return the newest ended attempt of each run, by one query; none for no runs."""
+    if not run_ids:
+        return {}
+    rows = Attempt.objects.filter(run__in=run_ids).select_related("node").order_by("fencing_token")
+    return {
+        row.run_id: EndedAttempt(
+            number=row.number,
+            node=row.node.name if row.node else "",
+            reason=row.reason,
+            progress_percent=row.progress_percent,
+            progress_message=row.progress_message,
+        )
+        for row in rows
+    }
+
+
+def _owned(run: Run, parent: ParentRun | None, earlier: EndedAttempt | None) -> ClaimedRun:
     schedule = run.schedule or Schedule()
     instant = run.due_at if parent is None else parent.scheduled_at
     return ClaimedRun(
@@ -310,6 +338,8 @@ def _owned(run: Run, parent: ParentRun | None) -> ClaimedRun:
         max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        checkpoint=run.checkpoint,
+        earlier=earlier,
         parent=parent,
         priority=run.priority,
         **{name: getattr(schedule, name) for name in _LIMITS},

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Case, F, FloatField, Value, When
+from django.db.models.functions import Greatest
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.chains import follow, waits_for
+from distcron_app.lifecycle.owned import lock_owned, store_text
 from distcron_app.lifecycle.retries import decide, retry_policy
 from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
 from distcron_app.models import Attempt, Node, Run, RunOutput, ended_attempt
 
-__all__ = ["FinishResult", "finish", "note_lease_lost", "report_progress", "start"]
+__all__ = ["FinishResult", "finish", "finish_with_effects", "has_succeeded", "start"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,17 @@ def start(runs: Sequence[ClaimedRun], node_id: UUID) -> set[int]:
     """
     if not runs:
         return set()
+    again = {run.run_id for run in runs if run.attempt}
+    if not again:
+        return _start(runs, node_id)
+    with transaction.atomic():
+        started = _start(runs, node_id)
+        # What an earlier attempt wrote is not this one's.
+        RunOutput.objects.filter(run__in=started & again).delete()
+    return started
+
+
+def _start(runs: Sequence[ClaimedRun], node_id: UUID) -> set[int]:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(
@@ -73,7 +86,7 @@ def start(runs: Sequence[ClaimedRun], node_id: UUID) -> set[int]:
     with transaction.atomic():
         if not Node.objects.alive().filter(pk=node_id).exists():
             return set()
-        started = _lock_owned(
+        started = lock_owned(
             {run.run_id: (run.fencing_token, run.owner_token) for run in runs}, ["claimed"]
         )
         Run.objects.filter(pk__in=started).update(
@@ -90,7 +103,8 @@ UPDATE distcron_run r
 SET state = p.state, reason = p.reason, result = p.result::jsonb, error = p.error,
     finished_at = greatest(p.finished_at, r.started_at), late = (r.state = 'lost'),
     progress_percent = CASE WHEN p.state = 'succeeded' AND r.progress_percent IS NOT NULL
-                            THEN 100 ELSE r.progress_percent END
+                            THEN 100 ELSE r.progress_percent END,
+    checkpoint = CASE WHEN p.state <> 'succeeded' THEN r.checkpoint END
 FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[],
             %s::text[], %s::timestamptz[])
      AS p(id, fencing_token, owner_token, state, reason, result, error, finished_at)
@@ -110,32 +124,99 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
     No lease is tested: a late result that nobody superseded is true. A report that
     another claim superseded changes no run; it is noted on the attempt that it ends.
     Repeating a report that was taken is harmless and counts as rejected. A failure whose
-    schedule allows another attempt queues the run again instead.
+    schedule allows another attempt queues the run again instead. Of a report that
+    ``finish_with_effects`` has written the text alone is stored.
     """
     if not reports:
         return FinishResult()
     with transaction.atomic():
+        committed = _committed([report for report in reports if report.committed])
+        reports = [report for report in reports if report.run_id not in committed]
         retried = _retry([report for report in reports if report.failure is not None])
         final = [report for report in reports if report.run_id not in retried]
-        settled = (
-            _finish_postgres(final)
-            if connection.vendor == "postgresql"
-            else _finish_portable(final)
-        )
+        settled = _write(final)
         follow([run_id for run_id, each in settled.items() if each.is_followed])
         taken = settled.keys() | retried.keys()
-        _store_text([report for report in reports if report.run_id in taken])
+        store_text([_text(report) for report in reports if report.run_id in taken])
         rejected = [report for report in final if report.run_id not in settled]
         for report in rejected:
             Attempt.objects.filter(
                 run=report.run_id, fencing_token=report.fencing_token, late_at=None
             ).update(late_state=report.state, late_at=DatabaseNow())
     return FinishResult(
-        accepted=frozenset(settled),
+        accepted=frozenset(settled) | committed,
         late=frozenset(run_id for run_id, each in settled.items() if each.is_late),
         rejected=frozenset(report.run_id for report in rejected),
         retried=retried,
     )
+
+
+def _write(reports: Sequence[Finished]) -> dict[int, _Settled]:
+    """Write final outcomes; return which were taken."""
+    if not reports:
+        return {}
+    if connection.vendor == "postgresql":
+        return _finish_postgres(reports)
+    return _finish_portable(reports)
+
+
+def _committed(reports: Sequence[Finished]) -> frozenset[int]:
+    """Store what these printed, if the outcome is there; return their ids."""
+    if not reports:
+        return frozenset()
+    settled = frozenset(lock_owned(_tokens(reports), ["succeeded"]))
+    store_text([_text(report) for report in reports if report.run_id in settled])
+    return settled
+
+
+def _tokens(reports: Collection[Finished]) -> dict[int, tuple[int, str]]:
+    return {report.run_id: (report.fencing_token, report.owner_token) for report in reports}
+
+
+def _text(report: Finished) -> RunOutput:
+    return RunOutput(run_id=report.run_id, output=report.output, traceback=report.traceback)
+
+
+def finish_with_effects(report: Finished) -> bool:
+    """Write a success in the caller's transaction, which holds the job's writes; True if taken.
+
+    False where the run is no longer running under these tokens: it was recovered, its lock
+    was released, or it was settled; the caller must undo everything then. Unlike ``finish``
+    it takes no lost run: what a person saw as lost has written nothing, and never will.
+    The row stays locked until the transaction ends, so nobody settles the run in between. What
+    the links of its schedule start is queued in the same transaction.
+    """
+    changed = Run.objects.filter(
+        pk=report.run_id,
+        state=Run.State.RUNNING,
+        fencing_token=report.fencing_token,
+        owner_token=report.owner_token,
+    ).update(
+        state=report.state,
+        reason=report.reason,
+        result=report.result,
+        error=report.error,
+        finished_at=Greatest(DatabaseNow(), F("started_at")),
+        late=False,
+        checkpoint=None,
+        progress_percent=Case(
+            When(progress_percent__isnull=False, then=Value(100.0)),
+            output_field=FloatField(),
+        ),
+    )
+    if changed:
+        store_text([_text(report)])
+        follow([report.run_id])
+    return changed == 1
+
+
+def has_succeeded(run_id: int, fencing_token: int, owner_token: str) -> bool:
+    """Return whether ``finish_with_effects`` was committed under these tokens.
+
+    Waits for a transaction that has written it and has not ended yet.
+    """
+    with transaction.atomic():
+        return bool(lock_owned({run_id: (fencing_token, owner_token)}, ["succeeded"]))
 
 
 def _retry(reports: Sequence[Finished]) -> dict[int, datetime]:
@@ -143,8 +224,7 @@ def _retry(reports: Sequence[Finished]) -> dict[int, datetime]:
     if not reports:
         return {}
     by_id = {report.run_id: report for report in reports}
-    tokens = {pk: (report.fencing_token, report.owner_token) for pk, report in by_id.items()}
-    owned = _lock_owned(tokens, ["running"])
+    owned = lock_owned(_tokens(reports), ["running"])
     now = database_now()
     retried: dict[int, datetime] = {}
     rows: list[Run] = []
@@ -178,29 +258,6 @@ def _next_attempt_at(run: Run, failure: Failure | None, now: datetime) -> dateti
         next_run_at=schedule.next_run_at,
     )
     return verdict.due_at
-
-
-def report_progress(
-    progress: Mapping[int, tuple[float, str]], tokens: Mapping[int, tuple[int, str]]
-) -> None:
-    """Store percent and message of running runs; a run that moved on is left alone."""
-    with transaction.atomic():
-        running = _lock_owned({pk: tokens[pk] for pk in progress if pk in tokens}, ["running"])
-        rows = [
-            Run(pk=pk, progress_percent=progress[pk][0], progress_message=progress[pk][1][:200])
-            for pk in running
-        ]
-        if rows:
-            Run.objects.bulk_update(rows, ["progress_percent", "progress_message"])
-
-
-def note_lease_lost(causes: Mapping[int, str], tokens: Mapping[int, tuple[int, str]]) -> None:
-    """Note on running runs that their lease was lost and why; the outcome is not changed by it."""
-    with transaction.atomic():
-        running = _lock_owned({pk: tokens[pk] for pk in causes if pk in tokens}, ["running"])
-        rows = [Run(pk=pk, details={"lease_lost": causes[pk][:200]}) for pk in running]
-        if rows:
-            Run.objects.bulk_update(rows, ["details"])
 
 
 class _Settled(NamedTuple):
@@ -242,14 +299,26 @@ _RETRY_FIELDS = (
 )
 
 
+# What _finish_portable changes of a run.
+_FINISH_FIELDS = (
+    "state",
+    "reason",
+    "result",
+    "error",
+    "finished_at",
+    "late",
+    "progress_percent",
+    "checkpoint",
+)
+
+
 def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, cls=DjangoJSONEncoder)
 
 
 def _finish_portable(reports: Sequence[Finished]) -> dict[int, _Settled]:
     by_id = {report.run_id: report for report in reports}
-    tokens = {pk: (report.fencing_token, report.owner_token) for pk, report in by_id.items()}
-    owned = _lock_owned(tokens, ["running", "lost"])
+    owned = lock_owned(_tokens(reports), ["running", "lost"])
     rows: list[Any] = list(
         Run.objects.filter(pk__in=owned).annotate(is_followed=waits_for("schedule")).order_by("pk")
     )
@@ -259,40 +328,15 @@ def _finish_portable(reports: Sequence[Finished]) -> dict[int, _Settled]:
         run.state, run.reason = report.state, report.reason
         run.result, run.error = report.result, report.error
         run.finished_at = max(report.finished_at, run.started_at or report.finished_at)
-        if run.progress_percent is not None and report.state == Run.State.SUCCEEDED:
-            run.progress_percent = 100
+        if report.state == Run.State.SUCCEEDED:
+            # There is nothing to go on with.
+            run.checkpoint = None
+            if run.progress_percent is not None:
+                run.progress_percent = 100
     if rows:
         Run.objects.bulk_update(
             rows,
-            ["state", "reason", "result", "error", "finished_at", "late", "progress_percent"],
+            _FINISH_FIELDS,
             batch_size=200,
         )
     return {run.pk: _Settled(run.late, run.is_followed) for run in rows}
-
-
-def _lock_owned(tokens: Mapping[int, tuple[int, str]], states: list[str]) -> list[int]:
-    """Lock the runs that are in one of ``states`` under exactly these tokens; return their ids."""
-    rows: QuerySet[Run] = (
-        Run.objects.select_for_update()
-        .filter(Q(pk__in=list(tokens)), state__in=states)
-        .order_by("pk")
-    )
-    found = rows.values_list("pk", "fencing_token", "owner_token")
-    return [pk for pk, fencing, owner in found if tokens[pk] == (fencing, owner)]
-
-
-def _store_text(reports: Sequence[Finished]) -> None:
-    rows = [
-        RunOutput(run_id=report.run_id, output=report.output, traceback=report.traceback)
-        for report in reports
-        if report.output or report.traceback
-    ]
-    if rows:
-        unique = None if connection.vendor == "mysql" else ["run"]
-        RunOutput.objects.bulk_create(
-            rows,
-            update_conflicts=True,
-            update_fields=["output", "traceback"],
-            unique_fields=unique,
-            batch_size=200,
-        )

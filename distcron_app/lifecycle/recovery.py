@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.chains import follow
-from distcron_app.lifecycle.values import MAX_RECOVERIES, ClaimedRun
+from distcron_app.lifecycle.values import ClaimedRun
 from distcron_app.models import Attempt, Run, Schedule, ended_attempt
 
 __all__ = [
@@ -72,8 +72,8 @@ def give_back(runs: Sequence[ClaimedRun]) -> int:
 def recover() -> Recovered:
     """Recover a batch of runs whose node is dead or has left.
 
-    Claimed: never started, so it is queued again. Running: queued again where delivery is
-    at_least_once and the run has not used up its recoveries, else ``lost``. The node was
+    Claimed: never started, so it is queued again. Running: queued again where its delivery
+    allows it and the run has not used up its recoveries, else ``lost``. The node was
     fenced first, so it can start nothing more under its id; its late report still settles
     a lost run, and is refused where another attempt has begun.
     """
@@ -112,9 +112,9 @@ def release(schedule_id: int) -> Released:
     """Take the active runs of a schedule from their nodes, for a person who releases its lock.
 
     What follows is what follows when a node dies, at once: claimed is queued again, running
-    is queued again with at_least_once, else lost. The fencing token grows first, so that a
-    holder that is alive after all can neither start nor finish the run; what it reports
-    late is noted on the attempt. Raise Schedule.DoesNotExist.
+    is queued again where its delivery allows it, else lost. The fencing token grows first, so
+    that a holder that is alive after all can neither start nor finish the run; what it
+    reports late is noted on the attempt. Raise Schedule.DoesNotExist.
     """
     with transaction.atomic():
         schedule = Schedule.objects.select_for_update().get(pk=schedule_id)
@@ -151,12 +151,16 @@ def _release(schedule: Schedule, runs: QuerySet[Run]) -> Released:
     return Released(fencing_token=schedule.fencing_token, runs=settled)
 
 
-def runs_again(run: Run) -> bool:
-    """Return True where an active run that is taken from its node is queued again."""
+def runs_again(run: Run, max_recoveries: int) -> bool:
+    """Return True where an active run that is taken from its node is queued again.
+
+    ``max_recoveries`` is its schedule's as it is now, 0 where that was deleted: a run whose
+    nodes keep dying is probably what kills them.
+    """
     if run.state == Run.State.CLAIMED:
         return True
-    may_repeat = run.delivery == Schedule.Delivery.AT_LEAST_ONCE and not run.cancel_requested_at
-    return may_repeat and run.recoveries < MAX_RECOVERIES
+    may_repeat = run.delivery in Schedule.REPEATING_DELIVERIES and not run.cancel_requested_at
+    return may_repeat and run.recoveries < max_recoveries
 
 
 def cancel_without_schedule() -> int:
@@ -251,6 +255,7 @@ def _settle(
 ) -> Recovered:
     """Decide and write; with ``fencing_token`` the owner's late report is refused as well."""
     now = database_now()
+    limits = _max_recoveries(rows)
     requeued: list[int] = []
     ended: list[int] = []
     attempts: list[Attempt] = []
@@ -259,7 +264,7 @@ def _settle(
             _to_queue(run)
             requeued.append(run.pk)
             continue
-        if runs_again(run):
+        if runs_again(run, limits.get(run.schedule_id or 0, 0)):
             attempts.append(ended_attempt(run, reason, now))
             run.recoveries += 1
             _to_queue(run)
@@ -282,6 +287,14 @@ def _settle(
         lost=tuple(ended) if lost else (),
         failed=() if lost else tuple(ended),
     )
+
+
+def _max_recoveries(rows: Sequence[Run]) -> dict[int, int]:
+    """Return the limit of each schedule that is still there; none where no run had started."""
+    started = {run.schedule_id or 0 for run in rows if run.state == Run.State.RUNNING}
+    if not started:
+        return {}
+    return dict(Schedule.objects.filter(pk__in=started).values_list("pk", "max_recoveries"))
 
 
 def _to_queue(run: Run) -> None:

@@ -9,19 +9,16 @@ from typing import Any
 from distcron_app.context import ParentRun
 
 __all__ = [
-    "MAX_RECOVERIES",
     "TRANSITIONS",
     "Claimed",
     "ClaimedRun",
     "Decision",
+    "EndedAttempt",
     "Failure",
     "Finished",
     "Skip",
     "SkippedRun",
 ]
-
-# A run whose nodes keep dying is probably what kills them; after this many it is lost.
-MAX_RECOVERIES = 1
 
 # From each state to where a run may go; "" is the insert.
 TRANSITIONS: dict[str, frozenset[str]] = {
@@ -77,6 +74,17 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """An attempt that is over: on which node, why, and how far it had come."""
+
+    number: int
+    node: str
+    reason: str
+    progress_percent: float | None
+    progress_message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedRun:
     """A run that this node owns; ``state`` is claimed, or running where the start came with it."""
 
@@ -95,6 +103,9 @@ class ClaimedRun:
     max_attempts: int
     fencing_token: int
     owner_token: str
+    checkpoint: Any = None
+    # The newest attempt that ended before this claim, where there is one.
+    earlier: EndedAttempt | None = None
     priority: int = 0
     isolation: str = "shared"
     run_timeout_seconds: int | None = None
@@ -154,5 +165,7 @@ class Finished:
     error: str = ""
     output: str = ""
     traceback: str = ""
+    # Written already by ``finish_with_effects``; only the text is still to be stored.
+    committed: bool = False
     # Set where another attempt may follow; the policy of the schedule decides.
     failure: Failure | None = None

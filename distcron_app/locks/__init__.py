@@ -13,6 +13,7 @@ from distcron_app.locks.base import (
     scope_lock_name,
 )
 from distcron_app.locks.database import pooling_problem
+from distcron_app.locks.effects import EffectLock
 from distcron_app.locks.levels import (
     Level,
     close_backends,
@@ -25,6 +26,7 @@ from distcron_app.locks.levels import (
 from distcron_app.locks.named import Held, NamedLock, lock
 
 __all__ = [
+    "EffectLock",
     "Held",
     "Lease",
     "Level",

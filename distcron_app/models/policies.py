@@ -68,6 +68,7 @@ _KEEP_AT_MOST = {"keep_days": 36_500, "keep_succeeded": 10_000_000, "keep_failed
 # Also down to minus this.
 MAX_PRIORITY = 100
 _AT_MOST = {"auto_pause_after": 100, "auto_pause_minutes": 525_600}
+_MOST_RECOVERIES = 100
 
 
 class Policies(models.Model):
@@ -256,7 +257,10 @@ class Policies(models.Model):
     max_recoveries = models.PositiveSmallIntegerField(
         _("recoveries at most"),
         default=1,
-        help_text=_("How often a run whose node or worker died is run again, where it may be."),
+        help_text=_(
+            "How often a run whose node or worker died is run again, where its delivery allows "
+            "it. 0: never. A run whose nodes keep dying is probably what kills them."
+        ),
     )
     concurrency_key = models.CharField(
         _("concurrency key"),
@@ -344,6 +348,9 @@ class Policies(models.Model):
             problems["auto_pause_minutes"] = [
                 _("Is for a pause after failures. Say after how many.")
             ]
+        if (self.max_recoveries or 0) > _MOST_RECOVERIES:
+            message = _("At most %(most)d; 0 is never again.")
+            problems["max_recoveries"] = [message % {"most": _MOST_RECOVERIES}]
         for name, most in _KEEP_AT_MOST.items():
             if (getattr(self, name) or 0) > most:
                 problems[name] = [_("At most %(most)d; 0 is no limit.") % {"most": most}]

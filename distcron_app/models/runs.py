@@ -160,6 +160,7 @@ class Run(models.Model):
         RELEASED = "released", _("its lock was released by a person")
         LEASE_LOST = "lease_lost", _("the job stopped because its lease was lost")
         SHUTDOWN = "shutdown", _("the node was stopped before the run ended")
+        STALE = "stale", _("it no longer owned the run, so its writes were undone")
         AGAIN = "again", _("started again by a person")
         RETRY = "retry", _("waits for its next attempt")
         RECOVERY = "recovery", _("runs again after a crash")
@@ -180,6 +181,8 @@ class Run(models.Model):
     ACTIVE_STATES = ("claimed", "running")
     # From these a person may start a run again.
     AGAIN_STATES = ("failed", "cancelled", "lost")
+    # Why an attempt ended that was cut off in the middle: the next one is a recovery.
+    CUT_OFF_REASONS = ("node_died", "worker_died", "released", "lease_lost", "shutdown")
     # How history is kept: bad ends longer than the others.
     ENDED_STATES = ("succeeded", "skipped", "cancelled")
     BROKEN_STATES = ("failed", "lost")
@@ -416,6 +419,9 @@ class Attempt(models.Model):
     ended_at = InstantField(_("ended"))
     reason = models.CharField(_("reason"), max_length=20, choices=Run.Reason)
     error = models.CharField(_("error"), max_length=500, blank=True, default="")
+    # How far it had come, as far as it told.
+    progress_percent = models.FloatField(_("progress"), null=True)
+    progress_message = models.CharField(_("progress message"), max_length=200, blank=True)
     # What the attempt's own node reported after it had been superseded; it changed no run.
     late_state = models.CharField(
         _("late report"), max_length=10, choices=Run.State, blank=True, default=""
@@ -488,4 +494,6 @@ def ended_attempt(run: Run, reason: str, at: datetime, error: str = "") -> Attem
         ended_at=at,
         reason=reason,
         error=error,
+        progress_percent=run.progress_percent,
+        progress_message=run.progress_message,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Mapping
 from datetime import datetime, time, timedelta
@@ -9,12 +10,13 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
-from django.db import models, transaction
+from django.db import Error, models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
+from distcron_app.atomicity import atomicity_problem
 from distcron_app.clock import utc_now
 from distcron_app.errors import InvalidArguments, StaleVersion, TimetableError, UnknownJob
 from distcron_app.instants import DatabaseNow, InstantField, database_now
@@ -214,6 +216,13 @@ class Schedule(Policies):
     class Delivery(models.TextChoices):
         AT_MOST_ONCE = "at_most_once", _("at most once: never started twice, may be lost")
         AT_LEAST_ONCE = "at_least_once", _("at least once: run again after a crash")
+        TRANSACTIONAL = (
+            "transactional",
+            _("transactional: writes to this database and the outcome in one commit"),
+        )
+
+    # After a crash in the middle these are run again, up to the limit of recoveries.
+    REPEATING_DELIVERIES = (Delivery.AT_LEAST_ONCE, Delivery.TRANSACTIONAL)
 
     key = models.SlugField(
         _("key"),
@@ -317,7 +326,9 @@ class Schedule(Policies):
         default=Delivery.AT_MOST_ONCE,
         help_text=_(
             "What a crash in the middle means. At most once: the run is shown as lost and a "
-            "person decides. At least once: it runs again, so the job must be idempotent."
+            "person decides. At least once: it runs again, so the job must be idempotent. "
+            "Transactional: it runs again, and what the job wrote to the scheduler's own database "
+            "before the crash is undone, so it counts once; other effects may repeat."
         ),
     )
     notes = models.TextField(_("notes"), blank=True)
@@ -387,7 +398,7 @@ class Schedule(Policies):
             ),
             models.CheckConstraint(
                 name="distcron_schedule_delivery",
-                condition=Q(delivery__in=["at_most_once", "at_least_once"]),
+                condition=Q(delivery__in=["at_most_once", "at_least_once", "transactional"]),
             ),
         ]
 
@@ -454,9 +465,18 @@ class Schedule(Policies):
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
-        problems |= self.policy_problems()
+        problems |= self._delivery_problems() | self.policy_problems()
         if problems:
             raise ValidationError(problems)
+
+    def _delivery_problems(self) -> dict[str, list[Any]]:
+        problem = ""
+        if self.delivery == self.Delivery.TRANSACTIONAL:
+            # A database that does not answer is no problem of the schedule; its runs say it.
+            with contextlib.suppress(Error):
+                problem = atomicity_problem()
+        message = _("“transactional” cannot work here: %(problem)s. Choose another delivery.")
+        return {"delivery": [message % {"problem": problem}]} if problem else {}
 
     def timetable(self) -> Timetable:
         """Return what names the instants. Raise TimetableError for the field that is wrong.

@@ -101,6 +101,11 @@ def _history(schedules: dict[str, Schedule], nodes: list[Node], now: datetime) -
         )
 
 
+def pages_written(count: int) -> str:
+    """Return what the report has printed after so many pages."""
+    return "".join(f"page {number} of 80 written\n" for number in range(1, count + 1))
+
+
 def run(schedule: Schedule, at: datetime, state: str, **given: Any) -> Run:
     """Insert one run as the scheduler would have left it."""
     seconds = given.pop("seconds", None)
@@ -170,6 +175,8 @@ def _notable(schedules: dict[str, Schedule], nodes: list[Node], now: datetime) -
         ended_at=now - timedelta(hours=2, seconds=-16),
         late_state="succeeded",
         late_at=now - timedelta(hours=2, seconds=-50),
+        progress_percent=42.0,
+        progress_message="Page 34 of 80",
     )
     late = run(
         digest,
@@ -186,7 +193,9 @@ def _notable(schedules: dict[str, Schedule], nodes: list[Node], now: datetime) -
         node=nodes[0],
         progress_percent=58.0,
         progress_message="Page 46 of 80",
+        checkpoint={"page": 45, "file": "report-2026-11.pdf"},
     )
+    RunOutput.objects.create(run=running, output=pages_written(46))
     run(digest, now - timedelta(seconds=8), "running", node=nodes[1])
     skipped = run(
         report,

@@ -19,8 +19,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from distcron_app.models import Run, Schedule
-from tests.browser.seed import seed
+from distcron_app.models import Run, RunOutput, Schedule
+from tests.browser.seed import pages_written, seed
 
 pytestmark = [
     pytest.mark.browser,
@@ -183,6 +183,36 @@ def test_run_page_ends_its_polling_with_the_run(page: Page, rows: dict[str, Any]
     page.clock.run_for(MINUTE_MS)
     assert asked == []
     assert page.locator("#dc-live").inner_text() == "Final"
+
+
+def test_run_page_follows_the_output_unless_the_reader_has_scrolled_up(
+    page: Page, rows: dict[str, Any], problems: list[str]
+) -> None:
+    output = page.locator("#dc-output")
+    place = """element => [
+      element.scrollTop,
+      element.scrollHeight - element.clientHeight - element.scrollTop,
+    ]"""
+
+    def write(count: int) -> None:
+        RunOutput.objects.filter(pk=rows["running"].pk).update(output=pages_written(count))
+        page.clock.run_for(3_000)
+        page.get_by_text(f"page {count} of 80 written", exact=False).wait_for(state="attached")
+
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.goto(rows["running"].get_absolute_url())
+    assert output.evaluate(place)[1] < 2
+    write(60)
+    assert output.evaluate(place)[0] > 0
+    assert output.evaluate(place)[1] < 2
+    output.evaluate("element => { element.scrollTop = 40; }")
+    write(80)
+    assert output.evaluate(place)[0] == 40
+    Run.objects.filter(pk=rows["running"].pk).update(state="succeeded", finished_at=rows["now"])
+    page.clock.run_for(3_000)
+    page.get_by_text("The job ended without an error.").wait_for()
+    assert output.evaluate(place)[0] == 40
+    assert problems == []
 
 
 def test_hidden_tab_asks_for_nothing(page: Page) -> None:

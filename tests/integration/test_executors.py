@@ -40,7 +40,6 @@ def assignment(run_id: int, job: str = "tests.echo", **arguments: object) -> Ass
         scheduled_at=datetime(2026, 11, 29, 12, tzinfo=UTC),
         attempt=1,
         fencing_token=run_id,
-        is_recovery=False,
     )
 
 

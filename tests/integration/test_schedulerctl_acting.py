@@ -490,6 +490,8 @@ def test_the_two_examples_of_the_help_run(verb: str) -> None:
             make_run(schedule, "running", id=88140 + number, attempt=1)
         if verb == "again":
             make_run(schedule, "failed", id=88123 + number, attempt=1)
+    if verb == "output":
+        make_run(schedule, "succeeded", id=88122, attempt=1)
 
     with node_that_finishes("succeeded"):
         answers = [ctl(*words) for words in _examples(verb)]

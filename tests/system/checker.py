@@ -110,6 +110,8 @@ class Evidence:
     marks: tuple[Mark, ...]
     transitions: tuple[Transition, ...]
     attempts: tuple[AttemptRow, ...] = ()
+    # The occurrence of each row that a job wrote into the database.
+    ledger: tuple[tuple[int, datetime], ...] = ()
     lock_keys: tuple[str, ...] = ()
     processes: tuple[int, ...] = field(default=())
 
@@ -134,6 +136,7 @@ def violations(evidence: Evidence, allowed: Mapping[str, Iterable[str]]) -> list
         *_marks_without_a_start(evidence),
         *_instants_without_an_effect(evidence),
         *_repeats_of_at_least_once(evidence),
+        *_ledger_of_transactional(evidence),
         *_fencing_order(evidence),
         *_changes_of_final_states(evidence),
         *_overlaps(evidence),
@@ -223,6 +226,17 @@ def _repeats_of_at_least_once(evidence: Evidence) -> Iterator[str]:
                 f"I5 run {run.id}: {count} effects, {run.attempt} attempts, "
                 f"{run.recoveries} recoveries"
             )
+
+
+def _ledger_of_transactional(evidence: Evidence) -> Iterator[str]:
+    rows = collections.Counter(evidence.ledger)
+    together = {each.schedule_id for each in evidence.planned if each.delivery == "transactional"}
+    for run in evidence.runs:
+        if run.schedule_id not in together or run.scheduled_at is None:
+            continue
+        count = rows[run.schedule_id, run.scheduled_at]
+        if count != (run.state == "succeeded"):
+            yield f"I6 run {run.id}: is {run.state}, {count} rows in the ledger"
 
 
 def _fencing_order(evidence: Evidence) -> Iterator[str]:

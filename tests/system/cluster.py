@@ -44,6 +44,9 @@ from tests.system.checker import (
 )
 from tests.system.database import Database
 
+# As tests.system.app.jobs writes it, whose app the tests do not install.
+LEDGER = "ledger"
+
 __all__ = ["SECONDS", "Cluster", "Node", "lock_key", "lock_keys", "manage", "urls_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -419,6 +422,14 @@ class Cluster:
         path = self.folder / "effects"
         return [_mark(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def ledger(self) -> list[tuple[int, datetime]]:
+        """Return the occurrence of each row that a job ``enter`` has committed."""
+        rows = self.database.rows(
+            "SELECT name FROM auth_group WHERE name LIKE %s ORDER BY id", [f"{LEDGER} %"]
+        )
+        words = (row["name"].split() for row in rows)
+        return [(int(schedule), datetime.fromisoformat(at)) for _, schedule, at, _ in words]
+
     def pass_seconds(self, seconds: float) -> None:
         """Let the load run for so long, while every node stays alive."""
         until = time.monotonic() + seconds
@@ -463,6 +474,7 @@ class Cluster:
                 _made(AttemptRow, row)
                 for row in self.database.rows("SELECT * FROM distcron_attempt ORDER BY id")
             ),
+            ledger=tuple(self.ledger()),
         )
 
     def _stop_load(self, lag_seconds: float) -> tuple[Planned, ...]:

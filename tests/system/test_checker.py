@@ -180,6 +180,23 @@ def test_a_skip_for_a_run_that_does_not_exist_is_found() -> None:
     assert found(evidence) == {"I4"}
 
 
+LEDGER = ((7, FIRST), (7, SECOND))
+
+
+def test_a_transactional_run_has_one_row_in_the_ledger_where_it_succeeded() -> None:
+    assert found(a_history("transactional", ledger=LEDGER)) == set()
+    assert found(a_history("transactional", ledger=LEDGER[:1])) == {"I6"}
+    assert found(a_history("transactional", ledger=(*LEDGER, LEDGER[0]))) == {"I6"}
+
+
+def test_a_transactional_run_that_failed_has_none() -> None:
+    runs = (a_run(1, FIRST), a_run(2, SECOND, "failed", reason="error"))
+    changed = (*changes(1, *RAN), *changes(2, "claimed", "running", "failed"))
+    history = a_history("transactional", runs=runs, transitions=changed, ledger=LEDGER[:1])
+    assert found(history) == set()
+    assert found(dataclasses.replace(history, ledger=LEDGER)) == {"I6"}
+
+
 def test_a_second_effect_under_at_least_once_needs_a_second_attempt() -> None:
     twice = (*marks(1, FIRST, 10.0), *marks(1, FIRST, 10.5), *marks(2, SECOND, 11.0))
     assert found(a_history("at_least_once", marks=twice)) == {"I5"}

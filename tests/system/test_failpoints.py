@@ -15,7 +15,14 @@ PLACES = {
     "at_most_once": failpoints.NAMES,
     # Claim and start are one commit there, so there is no place of its own after the start.
     "at_least_once": tuple(name for name in failpoints.NAMES if name != "after_start"),
+    # Its outcome is written by the worker.
+    "transactional": (
+        *(name for name in failpoints.NAMES if name != "in_finish"),
+        *failpoints.COMMIT_NAMES,
+    ),
 }
+# Writes into the database what the checker counts.
+JOBS = {"transactional": "enter"}
 
 
 @pytest.mark.parametrize("delivery", list(PLACES))
@@ -34,7 +41,8 @@ def test_a_node_may_die_at_any_step_and_every_occurrence_has_an_outcome(
     for node in doomed.values():
         node.wait_for_event("ready")
     for number in range(SCHEDULES):
-        cluster.add(f"each-second-{number}", "touch", every=1, delivery=delivery)
+        job = JOBS.get(delivery, "touch")
+        cluster.add(f"each-second-{number}", job, every=1, delivery=delivery)
 
     wait_for(
         lambda: not any(node.is_running for node in doomed.values()),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -200,6 +201,61 @@ def test_thread_that_outlives_its_run_writes_to_the_original_stream(capsys):
 
 
 @routed
+def test_threads_that_a_job_starts_write_to_its_run(capsys):
+    def say(word):
+        print(word)
+        logging.getLogger("shop").warning("%s!", word)
+
+    with captured(1000) as buffer:
+        thread = threading.Thread(target=say, args=("thread",))
+        thread.start()
+        thread.join()
+        timer = threading.Timer(0, say, args=("timer",))
+        timer.start()
+        timer.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(say, "pool").result()
+    assert buffer.text() == "".join(
+        f"{word}\nWARNING shop: {word}!\n" for word in ("thread", "timer", "pool")
+    )
+    assert capsys.readouterr().out == ""
+
+
+@routed
+def test_a_thread_class_of_the_job_s_own_writes_to_its_run(capsys):
+    class Own(threading.Thread):
+        def run(self):
+            print(self.name)
+
+    with captured(1000) as buffer:
+        own = Own(name="mine")
+        own.start()
+        own.join()
+    assert buffer.text() == "mine\n"
+
+
+@routed
+def test_a_pool_that_several_runs_share_keeps_them_apart(capsys):
+    with ThreadPoolExecutor(1) as pool:
+        with captured(100) as first:
+            pool.submit(print, "first").result()
+        with captured(100) as second:
+            pool.submit(print, "second").result()
+        pool.submit(print, "nobody's").result()
+    assert (first.text(), second.text()) == ("first\n", "second\n")
+    assert capsys.readouterr().out == "nobody's\n"
+
+
+@routed
+def test_threads_outside_a_run_are_left_alone(capsys):
+    thread = threading.Thread(target=print, args=("outside",))
+    thread.start()
+    thread.join()
+    assert "run" not in vars(thread)
+    assert capsys.readouterr().out == "outside\n"
+
+
+@routed
 def test_closing_stdout_in_a_run_leaves_it_open_for_the_others(capsys):
     with captured(100):
         sys.stdout.close()
@@ -216,10 +272,15 @@ def test_installing_twice_captures_once(capsys):
 
 
 def test_uninstall_restores_streams_and_handlers(capsys):
-    before = (sys.stdout, sys.stderr, list(logging.getLogger().handlers))
+    def state():
+        own = (threading.Thread.start, ThreadPoolExecutor.submit)
+        return (sys.stdout, sys.stderr, list(logging.getLogger().handlers), *own)
+
+    before = state()
     capture.install()
+    assert all(now is not then for now, then in zip(state(), before, strict=True))
     capture.uninstall()
-    assert (sys.stdout, sys.stderr, logging.getLogger().handlers) == before
+    assert state() == before
 
 
 def test_write_needs_no_installed_routers(capsys):

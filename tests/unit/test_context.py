@@ -10,8 +10,10 @@ import pytest
 
 from distcron_app import JobContext, current_context
 from distcron_app.clock import Clock
-from distcron_app.context import entered
+from distcron_app.context import EarlierAttempt, entered
 from distcron_app.errors import LeaseLost
+
+EARLIER = EarlierAttempt(number=1, node="web-2", reason="node_died", progress_percent=40.0)
 
 
 class HandClock(Clock):
@@ -45,7 +47,7 @@ def test_idempotency_key_names_schedule_and_instant_in_utc():
 
 def test_idempotency_key_is_the_same_for_a_recovery():
     first = build(attempt=1)
-    assert build(attempt=2, is_recovery=True).idempotency_key == first.idempotency_key
+    assert build(attempt=2, recovered_from=EARLIER).idempotency_key == first.idempotency_key
 
 
 def test_naive_instant_is_refused():
@@ -190,3 +192,54 @@ def test_two_threads_have_contexts_of_their_own():
     for thread in threads:
         thread.join(5)
     assert found == {1: 1, 2: 2}
+
+
+# Checkpoints and earlier attempts
+
+
+def test_a_checkpoint_is_passed_on_as_it_was():
+    told = []
+    context = build(on_checkpoint=told.append)
+    data = {"pages": [1, 2]}
+    context.checkpoint(data)
+    data["pages"].append(3)
+    context.checkpoint(("a", 1))
+    assert told == [{"pages": [1, 2]}, ["a", 1]]
+
+
+@pytest.mark.parametrize("data", [{1, 2}, object(), float("nan"), {"at": datetime.now(UTC)}])
+def test_a_checkpoint_that_is_not_json_is_refused(data):
+    told = []
+    with pytest.raises(TypeError, match=r"Checkpoint of run 7: .* Give it what JSON can hold\."):
+        build(on_checkpoint=told.append).checkpoint(data)
+    assert told == []
+
+
+def test_a_checkpoint_has_a_limit_that_its_error_names():
+    told = []
+    context = build(on_checkpoint=told.append)
+    context.checkpoint("x" * 65_534)
+    with pytest.raises(ValueError, match=r"run 7: 65537 bytes of JSON, at most 65536\."):
+        context.checkpoint("x" * 65_535)
+    with pytest.raises(ValueError, match=r"at most 65536"):
+        context.checkpoint("é" * 40_000)
+    assert len(told) == 1
+
+
+def test_a_checkpoint_with_a_lone_surrogate_is_taken():
+    told = []
+    build(on_checkpoint=told.append).checkpoint("\ud800")
+    assert told == ["\ud800"]
+
+
+def test_without_a_node_to_tell_a_checkpoint_is_still_checked():
+    build().checkpoint(1)
+    with pytest.raises(TypeError):
+        build().checkpoint({1})
+
+
+def test_a_recovery_knows_the_attempt_that_was_cut_off():
+    context = build(attempt=2, recovered_from=EARLIER)
+    assert context.is_recovery is True
+    assert context.recovered_from.node == "web-2"
+    assert build(attempt=2, last_checkpoint=3).is_recovery is False

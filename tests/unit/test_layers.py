@@ -13,13 +13,16 @@ from tests.unit.sources import PACKAGE, Source, dotted, sources
 # Lowest first. A folder counts as one module; "__init__" is the package itself.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "clock"),
-    ("conf", "signals", "timetable", "context", "instants", "capture"),
+    ("conf", "signals", "timetable", "context", "instants", "capture", "atomicity"),
     ("arguments", "definitions", "wakeup", "locks", "wording", "walltime"),
     ("registry", "leases", "lock_checks"),
     ("__init__", "runner", "console", "checks", "builtin_jobs", "scopes"),
     ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
-    ("explained_instants", "operations", "holdings", "keeper", "dispatch", "filters"),
+    (
+        *("explained_instants", "operations", "holdings", "keeper", "dispatch", "filters"),
+        *("news", "transactional"),
+    ),
     ("maintenance", "forms", "sync"),
     ("scheduler",),
     ("diagnosis",),

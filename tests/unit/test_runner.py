@@ -17,6 +17,7 @@ from django.db import connection, connections, transaction
 
 from distcron_app import JobContext, ParentRun, capture, current_context, job, registry
 from distcron_app.capture import write
+from distcron_app.context import EarlierAttempt
 from distcron_app.errors import LeaseLost
 from distcron_app.runner import Assignment, Outcome, execute
 
@@ -372,6 +373,32 @@ def test_live_output_is_readable_and_masked():
     assert run(login, password="hunter22").result == "trying ••••\n"
 
 
+def told(job_function, **arguments) -> list:
+    """Return what a job tells of its progress and its checkpoints."""
+    heard: list = []
+    job(name="test.job")(job_function)
+    given = assignment(arguments=arguments)
+    context = given.context(lambda *told: heard.append(told), heard.append)
+    assert execute(given, context=context, output_limit_bytes=1000).error == ""
+    return heard
+
+
+def test_secret_is_masked_in_progress_and_checkpoint():
+    def login(ctx, password):
+        ctx.progress(10, f"as {password}")
+        ctx.checkpoint({"with": [password]})
+
+    assert told(login, password="hunter22") == [(10.0, "as ••••"), {"with": ["••••"]}]
+
+
+def test_what_databases_refuse_does_not_leave_the_worker():
+    def odd(ctx):
+        ctx.progress(10, "a\x00b\ud800")
+        ctx.checkpoint({"a\x00": "\udfff"})
+
+    assert told(odd) == [(10.0, "a\ufffdb\ufffd"), {"a\ufffd": "\ufffd"}]
+
+
 # Threads and connections
 
 
@@ -469,7 +496,8 @@ def test_async_orm_uses_the_connection_of_this_thread():
 
 
 def test_assignment_survives_the_wire():
-    given = assignment(arguments={"name": "👋"}, is_recovery=True)
+    earlier = EarlierAttempt(number=1, reason="node_died", checkpoint={"page": 3})
+    given = assignment(arguments={"name": "👋"}, recovered_from=earlier, last_checkpoint=[1])
     assert Assignment.from_wire(json.loads(json.dumps(given.to_wire()))) == given
 
 

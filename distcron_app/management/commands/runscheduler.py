@@ -39,6 +39,7 @@ from distcron_app.locks import (
 )
 from distcron_app.models import Schedule
 from distcron_app.scheduler import Scheduler
+from distcron_app.transactional import run_in_transaction
 
 EXIT_USAGE = 2
 EXIT_DEPENDENCY_DOWN = 6
@@ -111,6 +112,7 @@ class Command(BaseCommand):
             processes=config.processes,
             threads=config.threads,
             output_limit_bytes=config.output_limit_bytes,
+            transact=run_in_transaction,
         )
         pool.start()
         try:

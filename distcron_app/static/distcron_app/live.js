@@ -16,6 +16,23 @@ function isHeld(region) {
   return Boolean(selection && !selection.isCollapsed && selection.containsNode(region, true));
 }
 
+// The output of a running job is followed to its end, unless the reader has scrolled up.
+function follow(output) {
+  output.scrollTop = output.scrollHeight;
+}
+
+function replace(region, html) {
+  const before = region.querySelector("#dc-output");
+  const top = before ? before.scrollTop : 0;
+  const isAtEnd = !before || before.scrollHeight - before.clientHeight - top < 8;
+  const wasFollowed = before && before.hasAttribute("data-dc-follow");
+  region.innerHTML = html;
+  const after = region.querySelector("#dc-output");
+  if (!after) return;
+  if (isAtEnd && (wasFollowed || after.hasAttribute("data-dc-follow"))) follow(after);
+  else after.scrollTop = top;
+}
+
 class Region {
   constructor(element) {
     this.element = element;
@@ -70,7 +87,7 @@ class Region {
     // The reader may have begun while the answer was on its way.
     if (isHeld(this.element)) return;
     this.etag = answer.headers.get("ETag");
-    this.element.innerHTML = html;
+    replace(this.element, html);
   }
 
   get state() {
@@ -105,5 +122,6 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 
+for (const output of document.querySelectorAll("[data-dc-follow]")) follow(output);
 show();
 if (regions.length) setInterval(() => document.hidden || show(), 500);

@@ -25,6 +25,8 @@ NAMES = (
     "in_finish",
     "after_finish",
 )
+# In the worker, around the commit of a transactional job's writes with their outcome.
+COMMIT_NAMES = ("in_effects_commit", "after_effects_commit")
 # Reached only where a run's end starts another schedule: its end is written, that is not.
 IN_CHAIN = "in_chain"
 # Set before the workers are forked, so that a job knows its node.
@@ -33,7 +35,7 @@ NODE_PID = os.getpid()
 
 def install() -> None:
     """Wrap the functions around the place that was asked for."""
-    from distcron_app import lifecycle
+    from distcron_app import lifecycle, transactional
     from distcron_app.locks.redis import RedisLockBackend
 
     claim = importlib.import_module("distcron_app.lifecycle.claim")
@@ -46,6 +48,8 @@ def install() -> None:
     chains = importlib.import_module("distcron_app.lifecycle.chains")
     _wrap(chains, "_insert", before=IN_CHAIN)
     _wrap(lifecycle, "finish", after="after_finish")
+    _wrap(lifecycle, "finish_with_effects", after="in_effects_commit")
+    _wrap(transactional, "run_in_transaction", after="after_effects_commit")
 
 
 def reach(name: str) -> None:

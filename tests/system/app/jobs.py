@@ -9,16 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from django.contrib.auth.models import Group
+from django.db import transaction
 
 from distcron_app import GiveUp, JobContext, RetryLater, job
 from distcron_app.errors import RunStopped
 from tests.system.app import failpoints
 
 LOOK_SECONDS = 0.02
+# The first word in the name of a group that a transactional job wrote.
+LEDGER = "ledger"
 
 
 @contextlib.contextmanager
@@ -138,3 +144,32 @@ def greet(context: JobContext, text: str, gate: str) -> str:
         _wait_for(gate, context.attempt)
         print(text)
         return text
+
+
+@job
+def enter(context: JobContext, gate: str = "", dies: str = "") -> int:
+    """Write a row of the ledger, and go on once the file ``gate`` exists.
+
+    With ``dies`` "after" the first attempt takes its worker with it once it is committed.
+    """
+    with traced(context):
+        at = context.scheduled_at.isoformat()
+        entry = Group.objects.create(name=f"{LEDGER} {context.schedule_id} {at} {context.attempt}")
+        if gate:
+            _wait_for(gate, context.attempt)
+        if dies == "after" and context.attempt == 1:
+            transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        return int(entry.pk)
+
+
+@job
+def publish(context: JobContext, gate: str) -> list[object]:
+    """Tell how far it is in every way, go on at the file ``gate``; return what it went on with."""
+    with traced(context):
+        print(f"attempt {context.attempt} began")
+        context.progress(30, "page 3")
+        context.checkpoint({"page": 3, "attempt": context.attempt})
+        _wait_for(gate, context.attempt)
+        earlier = context.recovered_from
+        facts = earlier and [earlier.number, earlier.node, earlier.reason, earlier.progress_message]
+        return [context.last_checkpoint, facts]

@@ -65,6 +65,10 @@ class Config:
     # Worker processes of a node, and threads in each.
     processes: int = 2
     threads: int = 8
+    # A worker process is replaced by a fresh one after so many runs, and when it uses more
+    # memory than this; 0 is never.
+    worker_max_runs: int = 10_000
+    worker_max_memory_mb: int = 0
     # How long SIGTERM waits for running jobs.
     drain_seconds: float = 25.0
     # Most occurrences claimed in one transaction.
@@ -134,6 +138,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "MISFIRE_GRACE_SECONDS": (1, 86_400),
     "PROCESSES": (1, 256),
     "THREADS": (1, 256),
+    "WORKER_MAX_RUNS": (0, 1_000_000_000),
+    "WORKER_MAX_MEMORY_MB": (0, 1_048_576),
     "DRAIN_SECONDS": (0, 86_400),
     "BATCH_SIZE": (1, 10_000),
     "POLL_SECONDS": (0.05, 60),

@@ -19,14 +19,17 @@ from datetime import UTC, datetime
 from django.utils.translation import gettext as _
 
 from distcron_app.clock import Clock
-from distcron_app.errors import LeaseLost, RunStopped
+from distcron_app.errors import LeaseLost, RunStopped, RunTimedOut
 
-__all__ = ["LEASE_LOST", "JobContext", "current_context", "entered"]
+__all__ = ["LEASE_LOST", "TIMEOUT", "WORKER_DIED", "JobContext", "current_context", "entered"]
 
 # A person cannot follow faster, and each report costs a message to the parent.
 PROGRESS_INTERVAL_SECONDS = 0.25
 PROGRESS_MESSAGE_LENGTH = 200
 LEASE_LOST = "lease_lost"
+TIMEOUT = "timeout"
+WORKER_DIED = "worker_died"
+_KINDS: dict[str, type[RunStopped]] = {LEASE_LOST: LeaseLost, TIMEOUT: RunTimedOut}
 
 logger = logging.getLogger("distcron.context")
 
@@ -38,7 +41,17 @@ _current: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
 class _Shared:
     """The part of a context that changes, with the lock that guards it."""
 
-    __slots__ = ("cause", "lock", "read_output", "reason", "reported", "reported_at", "stop")
+    __slots__ = (
+        "cause",
+        "interrupt",
+        "is_in_job",
+        "lock",
+        "read_output",
+        "reason",
+        "reported",
+        "reported_at",
+        "stop",
+    )
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,6 +60,8 @@ class _Shared:
         self.reported: tuple[float, str] | None = None
         self.reported_at = -math.inf
         self.read_output: Callable[[], str] | None = None
+        self.interrupt: Callable[[], object] | None = None
+        self.is_in_job = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,15 +115,17 @@ class JobContext:
             if not self._shared.stop.is_set():
                 self._shared.cause, self._shared.reason = cause, reason
                 self._shared.stop.set()
+                if self._shared.interrupt is not None:
+                    self._shared.interrupt()
 
     def check(self) -> None:
         """Raise RunStopped when the job should stop; call it wherever stopping is safe.
 
-        It is a LeaseLost where the reason is that the run no longer holds its lock.
+        It is a LeaseLost where the run no longer holds its lock, and a RunTimedOut where it
+        took longer than its limit.
         """
         if self.cancelled:
-            kind = LeaseLost if self.cancel_reason == LEASE_LOST else RunStopped
-            raise kind(_("Run %d") % self.run_id, self.cancel_cause)
+            raise self._stopped(self.cancel_cause)
 
     def wait(self, seconds: float) -> None:
         """Block for ``seconds``; raise RunStopped at once when the job should stop."""
@@ -140,6 +157,46 @@ class JobContext:
     def attach_output(self, read: Callable[[], str]) -> None:
         """Let ``output()`` answer from ``read``; the runner calls it before the job starts."""
         self._shared.read_output = read
+
+    @contextlib.contextmanager
+    def in_job(self) -> Iterator[None]:
+        """Tell ``terminate`` that the job's code runs in the block; the runner calls it."""
+        self._shared.is_in_job = True
+        try:
+            yield
+        finally:
+            self._shared.is_in_job = False
+
+    @contextlib.contextmanager
+    def interrupted_by(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Let ``cancel`` call ``interrupt`` while the block runs, at once where it came before.
+
+        It is called at most once, from any thread, and must not block.
+        """
+        with self._shared.lock:
+            self._shared.interrupt = interrupt
+            if self.cancelled:
+                interrupt()
+        try:
+            yield
+        finally:
+            with self._shared.lock:
+                self._shared.interrupt = None
+
+    def terminate(self, signal_name: str) -> None:
+        """Raise RunStopped in the job, if it runs: for the signal handler of its process.
+
+        Where nobody asked it to stop, its reason is that its process was ended. It takes no
+        lock, since the thread that it interrupts may hold it.
+        """
+        if not self.cancelled:
+            self._shared.cause = f"its process received {signal_name}"
+            self._shared.reason = WORKER_DIED
+        if self._shared.is_in_job:
+            raise self._stopped(f"{self.cancel_cause}; stopped by {signal_name}")
+
+    def _stopped(self, cause: str) -> RunStopped:
+        return _KINDS.get(self.cancel_reason, RunStopped)(_("Run %d") % self.run_id, cause)
 
     def _is_worth_sending(self, report: tuple[float, str]) -> bool:
         now = self.clock.monotonic()

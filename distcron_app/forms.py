@@ -85,6 +85,8 @@ _DEFAULTED = (
     "backoff_longest_seconds",
     "backoff_jitter",
     "on_resume",
+    "kill_grace_seconds",
+    "isolation",
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")

@@ -18,24 +18,34 @@ import logging
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from distcron_app import lifecycle, nodes, signals
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.dispatch import Dispatcher, Tick
-from distcron_app.errors import ConfigurationError
-from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool, Progressed
+from distcron_app.errors import ConfigurationError, RunTimedOut
+from distcron_app.executors import (
+    Died,
+    Ended,
+    OverLimit,
+    PoolBroken,
+    ProcessPool,
+    Progressed,
+    Recycled,
+    Stuck,
+)
 from distcron_app.keeper import Keeper
 from distcron_app.leases import FindLevel, LeaseBook
 from distcron_app.lifecycle import ClaimedRun, Failure, Finished, SkippedRun
 from distcron_app.maintenance import Sweeper, Swept
-from distcron_app.models import Run
+from distcron_app.models import Run, Schedule
 from distcron_app.runner import Assignment, Outcome
 from distcron_app.wakeup import Listener
 
@@ -112,6 +122,9 @@ class Scheduler:
         # Runs that were told to stop, and lost leases that are not yet noted on their run.
         self._told: set[int] = set()
         self._unnoted: dict[int, str] = {}
+        # Runs over their limit, and those of which the row does not say it yet.
+        self._over_limit: set[int] = set()
+        self._unnoted_over: set[int] = set()
 
     def run(self) -> int:
         """Register, loop until a signal, drain, leave; return the exit code."""
@@ -173,6 +186,7 @@ class Scheduler:
         self._keeper.ticked()
         self._keeper.running = self._pool.in_flight
         self._cancel_lost()
+        self._note_over_limit()
         self._flush(force=self._draining_until is not None)
         self._settle()
         if self._keeper.fenced:
@@ -245,7 +259,7 @@ class Scheduler:
         return min(wait, FLUSH_SECONDS) if self._outcomes else wait
 
     def _capacity(self) -> int:
-        waiting = len(self._ready) + self._pool.in_flight
+        waiting = len(self._ready) + self._pool.taken_slots
         ahead = min(self._config.batch_size, int(self._rate.per_second() * CLAIM_AHEAD_SECONDS))
         return max(0, self._config.slots + ahead - waiting)
 
@@ -281,17 +295,40 @@ class Scheduler:
                 due_at=run.due_at,
                 attempt=run.attempt + (run.state != Run.State.RUNNING),
             )
-        self._pool.submit(_assignment(run) for run in runs)
+        self._pool.submit(self._assignments(runs))
+
+    def _assignments(self, runs: list[ClaimedRun]) -> Iterator[Assignment]:
+        """Yield what to execute; a run whose attempts have used up their time has failed."""
+        now = self._keeper.database_time()
+        for run in runs:
+            seconds, cause = run.seconds_allowed(now)
+            if seconds is not None and seconds <= 0:
+                self._ended(_out_of_time(run, cause))
+            else:
+                yield _assignment(run, seconds, cause)
 
     # --- news from the workers ------------------------------------------------
 
-    def _take(self, news: Ended | Progressed | Died) -> None:
+    def _take(self, news: Ended | Progressed | Died | OverLimit | Stuck | Recycled) -> None:
         if isinstance(news, Ended):
             self._ended(news.outcome)
         elif isinstance(news, Progressed):
             self._progress[news.run_id] = (news.percent, news.message)
-        else:
+        elif isinstance(news, Died):
             self._worker_died(news)
+        elif isinstance(news, OverLimit):
+            self._went_over_limit(news)
+        elif isinstance(news, Stuck):
+            self._report("stuck", run=news.run_id, replaced=news.is_replaced)
+        else:
+            self._report("worker_recycled", pid=news.pid, runs=news.runs, cause=news.cause)
+
+    def _went_over_limit(self, news: OverLimit) -> None:
+        if news.run_id in self._owned:
+            self._told.add(news.run_id)
+            self._over_limit.add(news.run_id)
+            self._unnoted_over.add(news.run_id)
+            self._report("over_limit", run=news.run_id, cause=news.cause)
 
     def _ended(self, outcome: Outcome) -> None:
         run = self._owned.get(outcome.run_id)
@@ -319,9 +356,15 @@ class Scheduler:
 
     def _failure(self, run: ClaimedRun, outcome: Outcome) -> Failure | None:
         """Return what decides about another attempt; None where there can be none."""
-        if outcome.state != "failed" or not outcome.exceptions or run.attempts_left < 1:
+        timed_out = outcome.reason == Run.Reason.TIMEOUT
+        may_retry = outcome.state == "failed" and (timed_out or outcome.exceptions)
+        if not may_retry or run.attempts_left < 1:
             return None
-        return Failure(exceptions=outcome.exceptions, retry_seconds=outcome.retry_seconds)
+        return Failure(
+            exceptions=outcome.exceptions,
+            retry_seconds=outcome.retry_seconds,
+            timed_out=timed_out,
+        )
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
@@ -356,7 +399,8 @@ class Scheduler:
     def _may_repeat(self, report: Finished) -> bool:
         """Return True for a job that stopped half-way although it is to run at least once."""
         delivery = self._owned[report.run_id].delivery
-        is_half_done = report.state == Run.State.CANCELLED and report.reason != Run.Reason.CANCELLED
+        was_stopped = report.state == Run.State.CANCELLED or report.reason == Run.Reason.WORKER_DIED
+        is_half_done = was_stopped and report.reason != Run.Reason.CANCELLED
         return is_half_done and delivery == "at_least_once"
 
     def _repeat(self, reports: list[Finished]) -> None:
@@ -365,7 +409,7 @@ class Scheduler:
             recovered = lifecycle.recover_owned(
                 [self._owned[report.run_id]],
                 reason=report.reason,
-                unknown=Run.State.CANCELLED,
+                unknown=report.state,
                 detail=report.error,
             )
             if recovered.requeued:
@@ -420,7 +464,8 @@ class Scheduler:
         for run_id in gone:
             self._owned.pop(run_id, None)
             self._unnoted.pop(run_id, None)
-        self._told.difference_update(gone)
+        for told in (self._told, self._over_limit, self._unnoted_over):
+            told.difference_update(gone)
         self._leases.let_go(gone)
 
     # --- mending ----------------------------------------------------------------
@@ -493,6 +538,11 @@ class Scheduler:
             lifecycle.note_lease_lost(self._unnoted, self._tokens(self._unnoted))
             self._unnoted = {}
 
+    def _note_over_limit(self) -> None:
+        if self._unnoted_over:
+            lifecycle.note_over_limit(self._tokens(self._unnoted_over))
+            self._unnoted_over.clear()
+
     def _tell_lost(self, causes: dict[int, str]) -> None:
         self._pool.cancel(causes, reason=Run.Reason.LEASE_LOST)
         self._told |= causes.keys()
@@ -560,6 +610,8 @@ class Scheduler:
         alerts = [self._alert(name, cause) for name, cause in away.items()]
         if abs(self._keeper.clock_offset_ms) > CLOCK_OFFSET_ALERT_MS:
             alerts.append(_("host clock is off by %d ms") % self._keeper.clock_offset_ms)
+        if self._pool.stuck:
+            alerts.append(_stuck_alert(self._pool.stuck))
         self._keeper.alert = "; ".join(alerts)
 
     def _waits(self, name: str) -> bool:
@@ -619,7 +671,7 @@ class Scheduler:
     def _cut_short(self) -> int:
         """Tell the jobs to stop, wait a moment, kill the rest and say what became of them."""
         causes = {run_id: "the node is stopping" for run_id in self._owned}
-        self._pool.cancel(causes, reason=Run.Reason.SHUTDOWN)
+        self._pool.cancel(causes, reason=Run.Reason.SHUTDOWN, within=CANCEL_GRACE_SECONDS)
         deadline = self._clock.monotonic() + CANCEL_GRACE_SECONDS
         while self._pool.in_flight and self._clock.monotonic() < deadline:
             for news in self._pool.poll(FLUSH_SECONDS):
@@ -641,6 +693,8 @@ class Scheduler:
         """
         self._pool.kill()
         settled = True
+        for run_id in self._over_limit & self._owned.keys():
+            self._ended(_cut_over_limit(self._owned[run_id], detail))
         try:
             self._flush(force=True)
             cut = [run for run in self._owned.values() if run not in self._ready]
@@ -687,7 +741,7 @@ class _Rate:
         return self._last
 
 
-def _assignment(run: ClaimedRun) -> Assignment:
+def _assignment(run: ClaimedRun, seconds: float | None, cause: str) -> Assignment:
     started_with_claim = run.state == Run.State.RUNNING
     return Assignment(
         run_id=run.run_id,
@@ -699,4 +753,39 @@ def _assignment(run: ClaimedRun) -> Assignment:
         attempt=run.attempt if started_with_claim else run.attempt + 1,
         fencing_token=run.fencing_token,
         is_recovery=run.recoveries > 0,
+        own_process=run.isolation == Schedule.Isolation.OWN,
+        timeout_seconds=seconds,
+        timeout_cause=cause,
+        kill_grace_seconds=run.kill_grace_seconds,
+        memory_limit_mb=run.memory_limit_mb,
     )
+
+
+def _out_of_time(run: ClaimedRun, cause: str) -> Outcome:
+    """Return the outcome of an attempt that does not begin."""
+    return _timed_out(run, f"{cause}; this attempt did not begin")
+
+
+def _cut_over_limit(run: ClaimedRun, detail: str) -> Outcome:
+    """Return the outcome of a job that was over its limit and was killed with its worker."""
+    return _timed_out(run, f"it took longer than its limit; {detail}")
+
+
+def _timed_out(run: ClaimedRun, cause: str) -> Outcome:
+    told = RunTimedOut(_("Run %d") % run.run_id, cause)
+    return Outcome(
+        run_id=run.run_id,
+        fencing_token=run.fencing_token,
+        state="failed",
+        reason=Run.Reason.TIMEOUT,
+        error=f"{RunTimedOut.__name__}: {told}",
+    )
+
+
+def _stuck_alert(count: int) -> str:
+    message = ngettext(
+        "%d job is over its limit in a thread that does not stop; it keeps its slot",
+        "%d jobs are over their limit in threads that do not stop; they keep their slots",
+        count,
+    )
+    return message % count

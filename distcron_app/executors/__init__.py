@@ -5,6 +5,26 @@ connection exists, so that a worker that died can be replaced at any time. Work 
 outcomes cross in batches over one socket per worker; see ``pool``.
 """
 
-from distcron_app.executors.pool import Died, Ended, PoolBroken, ProcessPool, Progressed
+from distcron_app.executors.pool import (
+    Died,
+    Ended,
+    OverLimit,
+    PoolBroken,
+    ProcessPool,
+    Progressed,
+    Recycled,
+    Stuck,
+)
+from distcron_app.executors.template import unsafe_to_fork
 
-__all__ = ["Died", "Ended", "PoolBroken", "ProcessPool", "Progressed"]
+__all__ = [
+    "Died",
+    "Ended",
+    "OverLimit",
+    "PoolBroken",
+    "ProcessPool",
+    "Progressed",
+    "Recycled",
+    "Stuck",
+    "unsafe_to_fork",
+]

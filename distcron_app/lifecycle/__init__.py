@@ -27,6 +27,7 @@ from distcron_app.lifecycle.outcome import (
     FinishResult,
     finish,
     note_lease_lost,
+    note_over_limit,
     report_progress,
     start,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "finish",
     "give_back",
     "note_lease_lost",
+    "note_over_limit",
     "prune",
     "queue_again",
     "queue_manual",

@@ -167,6 +167,7 @@ def queue_again(run_id: int) -> Run | None:
             ended_attempt(run, run.reason, run.finished_at or now, run.error).save()
         run.state, run.reason, run.due_at = Run.State.QUEUED, Run.Reason.AGAIN, now
         run.owner_token, run.node_id, run.finished_at = "", None, None
+        run.first_started_at = None
         run.cancel_requested_at, run.cancel_cause, run.late = None, "", False
         run.error = ""
         run.progress_percent, run.progress_message, run.details = None, "", None
@@ -181,6 +182,7 @@ _AGAIN_FIELDS = (
     "due_at",
     "owner_token",
     "node",
+    "first_started_at",
     "finished_at",
     "cancel_requested_at",
     "cancel_cause",
@@ -221,12 +223,19 @@ def _owned(run: Run) -> ClaimedRun:
         max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        first_started_at=run.first_started_at if run.attempt else None,
         **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
 
 # Columns of the schedule that go with a claim, in the order of _CLAIM_SQL.
-_LIMITS = ("isolation", "run_timeout_seconds", "kill_grace_seconds", "memory_limit_mb")
+_LIMITS = (
+    "isolation",
+    "run_timeout_seconds",
+    "total_timeout_seconds",
+    "kill_grace_seconds",
+    "memory_limit_mb",
+)
 
 # --- PostgreSQL ---------------------------------------------------------------
 
@@ -307,7 +316,7 @@ WITH opened AS (
   FROM p WHERE s.id = p.id
   RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token,
             s.max_attempts, s.queue, s.priority, s.isolation, s.run_timeout_seconds,
-            s.kill_grace_seconds, s.memory_limit_mb
+            s.total_timeout_seconds, s.kill_grace_seconds, s.memory_limit_mb
 ), wanted AS (
   SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
@@ -327,7 +336,8 @@ WITH opened AS (
   INSERT INTO distcron_run (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
-    owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message,
+    owner_token, node_id, claimed_at, started_at, first_started_at, finished_at, late,
+    progress_message,
     error, cancel_cause, queue, priority, concurrency_key)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
          scheduled_at, due_at, new_state,
@@ -343,6 +353,7 @@ WITH opened AS (
          CASE WHEN new_state <> 'queued' THEN %(node)s::uuid END,
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
+         CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
          false, '', '', '', queue, priority, ''
   FROM wanted
@@ -352,7 +363,8 @@ WITH opened AS (
             details::text
 )
 SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts,
-       m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb
+       m.isolation, m.run_timeout_seconds, m.total_timeout_seconds, m.kill_grace_seconds,
+       m.memory_limit_mb
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
 WHERE i.state <> 'queued'
 ORDER BY i.id
@@ -631,7 +643,8 @@ def _new_run(
     elif fated == "skip":
         _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
     elif schedule.delivery == Schedule.Delivery.AT_LEAST_ONCE:
-        run.state, run.started_at, run.attempt = Run.State.RUNNING, now, 1
+        run.state, run.attempt = Run.State.RUNNING, 1
+        run.started_at = run.first_started_at = now
         run.owner_token = wanted.owner_token
     else:
         run.state, run.owner_token = Run.State.CLAIMED, wanted.owner_token

@@ -6,20 +6,28 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Coalesce
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.retries import decide, retry_policy
 from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
-from distcron_app.models import Attempt, Node, Run, RunOutput, ended_attempt
+from distcron_app.models import Attempt, Node, Run, RunOutput, Schedule, ended_attempt
 
-__all__ = ["FinishResult", "finish", "note_lease_lost", "report_progress", "start"]
+__all__ = [
+    "FinishResult",
+    "finish",
+    "note_lease_lost",
+    "note_over_limit",
+    "report_progress",
+    "start",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +46,8 @@ class FinishResult:
 _START_SQL = """
 UPDATE distcron_run r
 SET state = 'running', started_at = statement_timestamp(), attempt = r.attempt + 1,
-    finished_at = NULL
+    first_started_at = coalesce(r.first_started_at, statement_timestamp()),
+    over_limit_at = NULL, finished_at = NULL
 FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS p(id, fencing_token, owner_token)
 WHERE r.id = p.id AND r.state = 'claimed' AND r.fencing_token = p.fencing_token
   AND r.owner_token = p.owner_token
@@ -78,6 +87,8 @@ def start(runs: Sequence[ClaimedRun], node_id: UUID) -> set[int]:
         Run.objects.filter(pk__in=started).update(
             state=Run.State.RUNNING,
             started_at=DatabaseNow(),
+            first_started_at=Coalesce("first_started_at", DatabaseNow()),
+            over_limit_at=None,
             attempt=F("attempt") + 1,
             finished_at=None,
         )
@@ -168,10 +179,20 @@ def _next_attempt_at(run: Run, failure: Failure | None, now: datetime) -> dateti
         attempt=run.attempt - run.recoveries,
         exceptions=failure.exceptions,
         wanted_delay=failure.retry_seconds,
+        timed_out=failure.timed_out,
         now=now,
         next_run_at=schedule.next_run_at,
+        stop_at=_last_start(run, schedule),
     )
     return verdict.due_at
+
+
+def _last_start(run: Run, schedule: Schedule) -> datetime | None:
+    """Return when no further attempt may start, since all of them together took their time."""
+    if schedule.total_timeout_seconds is None or run.first_started_at is None:
+        return None
+    first: datetime = run.first_started_at
+    return first + timedelta(seconds=schedule.total_timeout_seconds)
 
 
 def report_progress(
@@ -195,6 +216,13 @@ def note_lease_lost(causes: Mapping[int, str], tokens: Mapping[int, tuple[int, s
         rows = [Run(pk=pk, details={"lease_lost": causes[pk][:200]}) for pk in running]
         if rows:
             Run.objects.bulk_update(rows, ["details"])
+
+
+def note_over_limit(tokens: Mapping[int, tuple[int, str]]) -> None:
+    """Note on running runs that they are over their limit, from now on."""
+    with transaction.atomic():
+        running = _lock_owned(tokens, ["running"])
+        Run.objects.filter(pk__in=running).update(over_limit_at=DatabaseNow())
 
 
 def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:

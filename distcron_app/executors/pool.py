@@ -495,7 +495,10 @@ class ProcessPool:
         self._end_if_done(link)
 
     def _read_control(self) -> list[News]:
-        data = self._control.recv(65536)
+        try:
+            data = self._control.recv(65536)
+        except ConnectionResetError:  # it ended without having read what was sent to it
+            data = b""
         if not data:
             self._has_template = False
             raise PoolBroken("The template process of the workers ended. Restart the node.")

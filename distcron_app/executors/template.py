@@ -107,14 +107,22 @@ class _Template:
                     os.read(self._wake_read, 4096)
             self._report_ended()
             if self._control in readable:
-                data, fds, _, _ = socket.recv_fds(self._control, 4096, 64)
+                data = self._receive()
                 if not data:
                     self._kill_all()
                     return
-                self._descriptors.extend(fds)
                 *lines, self._buffer = (self._buffer + data).split(b"\n")
                 for line in lines:
                     self._obey(json.loads(line))
+
+    def _receive(self) -> bytes:
+        """Return what the node asks for; nothing when it is gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, 4096, 64)
+        except ConnectionResetError:  # it ended without having read what was sent to it
+            return b""
+        self._descriptors.extend(fds)
+        return data
 
     def _obey(self, request: dict[str, Any]) -> None:
         if "spawn" in request:

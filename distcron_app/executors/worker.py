@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import select
 import signal
 import socket
 import threading
@@ -25,6 +26,8 @@ __all__ = ["Worker"]
 
 # Outcomes sent in one frame at most.
 _BATCH = 500
+# How long the main thread has to notice SIGTERM before it is woken.
+NOTICE_SECONDS = 0.05
 
 
 class Worker:
@@ -39,6 +42,8 @@ class Worker:
         self._work: queue.SimpleQueue[Assignment | None] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._contexts: dict[int, JobContext] = {}
+        self._all_sent = threading.Event()
+        self._was_terminated = False
 
     def main(self, link: socket.socket) -> None:
         """Serve until the link ends, then leave at once: nobody is there to report to."""
@@ -48,7 +53,10 @@ class Worker:
             threading.Thread(
                 target=self._execute, args=[link], name=f"job-{number}", daemon=True
             ).start()
-        self._read(link, FrameReader())
+        reader = FrameReader()
+        while data := link.recv(65536):
+            for verb, payload in reader.feed(data):
+                self._obey(verb, payload)
         os._exit(0)
 
     def main_once(self, link: socket.socket) -> None:
@@ -67,28 +75,56 @@ class Worker:
                 self._obey(verb, payload)
         assignment = self._work.get()
         assert assignment is not None  # noqa: S101 - the node has sent one
-        threading.Thread(target=self._follow, args=[link, reader], name="read", daemon=True).start()
-        sender = threading.Thread(target=self._send_news, args=[link], name="send", daemon=True)
-        sender.start()
-        signal.signal(signal.SIGTERM, functools.partial(self._terminated, assignment.run_id))
+        wake = self._prepare_signals(assignment.run_id)
+        # Only the main thread takes SIGTERM: one that another thread got would not wake it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        for name, follow in (("read", self._follow), ("send", self._send_news)):
+            arguments = [link, reader, wake] if name == "read" else [link]
+            threading.Thread(target=follow, args=arguments, name=name, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         self._execute_one(link, assignment)
         self._news.put(None)
-        sender.join()
+        self._all_sent.wait()
 
-    def _follow(self, link: socket.socket, reader: FrameReader) -> None:
-        self._read(link, reader)
-        os.killpg(0, signal.SIGKILL)
+    def _prepare_signals(self, run_id: int) -> int:
+        """Let SIGTERM raise an error in the job; return a descriptor that tells of signals."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGURG, _do_nothing)
+        signal.signal(signal.SIGTERM, functools.partial(self._on_sigterm, run_id))
+        return wake_read
 
-    def _terminated(self, run_id: int, signum: int, frame: FrameType | None) -> None:
+    def _on_sigterm(self, run_id: int, signum: int, frame: FrameType | None) -> None:
+        self._was_terminated = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
         context = self._contexts.get(run_id)
         if context is not None:
             context.terminate(signal.Signals(signum).name)
 
-    def _read(self, link: socket.socket, reader: FrameReader) -> None:
-        while data := link.recv(65536):
-            for verb, payload in reader.feed(data):
-                self._obey(verb, payload)
+    def _follow(self, link: socket.socket, reader: FrameReader, wake: int) -> None:
+        """Read what the node says, and see to it that the main thread notices SIGTERM.
+
+        A signal that comes just before the main thread begins to wait for a lock does not
+        end that wait (Python's handlers run between two instructions); another one does.
+        """
+        is_unnoticed = False
+        sources: list[socket.socket | int] = [link, wake]
+        while True:
+            timeout = NOTICE_SECONDS if is_unnoticed else None
+            readable, _, _ = select.select(sources, [], [], timeout)
+            if wake in readable:
+                is_unnoticed = is_unnoticed or signal.SIGTERM in os.read(wake, 4096)
+            elif is_unnoticed and not self._was_terminated:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+            is_unnoticed = is_unnoticed and not self._was_terminated
+            if link in readable:
+                data = link.recv(65536)
+                if not data:
+                    os.killpg(0, signal.SIGKILL)
+                for verb, payload in reader.feed(data):
+                    self._obey(verb, payload)
 
     def _obey(self, verb: str, payload: list[Any]) -> None:
         if verb == "run":
@@ -143,10 +179,11 @@ class Worker:
                 except queue.Empty:
                     break
                 if following is None:
-                    self._send(link, batch)
-                    return
+                    self._news.put(None)
+                    break
                 batch.append(following)
             self._send(link, batch)
+        self._all_sent.set()
 
     def _send(self, link: socket.socket, batch: list[Any]) -> None:
         try:
@@ -154,3 +191,7 @@ class Worker:
                 link.sendall(encode(batch))
         except OSError:
             os._exit(0)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    return None

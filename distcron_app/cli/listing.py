@@ -40,6 +40,7 @@ class _Line:
     schedule: Schedule
     outcome: Run | None
     active_run_id: int | None
+    over_limit_at: datetime | None
     now: datetime
 
     @property
@@ -70,12 +71,14 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
     )
     outcomes = Run.objects.in_bulk([pk for pk in ids.values() if pk is not None])
     active = _active_runs(ids)
+    over_limit = _over_limit(ids)
     now = database_now()
     return [
         _Line(
             schedule=schedule,
             outcome=outcomes.get(ids.get(schedule.pk) or 0),
             active_run_id=active.get(schedule.pk),
+            over_limit_at=over_limit.get(schedule.pk),
             now=now,
         )
         for schedule in schedules
@@ -85,6 +88,12 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
 def _active_runs(schedule_ids: Collection[int]) -> dict[int | None, int]:
     active = Run.objects.active().order_by("-id").values_list("schedule_id", "id")
     return {schedule: run for schedule, run in active if schedule in schedule_ids}
+
+
+def _over_limit(schedule_ids: Collection[int]) -> dict[int | None, datetime]:
+    """Return since when a run of each schedule is over its limit, where one is."""
+    running = Run.objects.over_limit().order_by("-id").values_list("schedule_id", "over_limit_at")
+    return {schedule: since for schedule, since in running if since and schedule in schedule_ids}
 
 
 def _row(line: _Line, zone: str) -> list[Cell | str]:
@@ -105,6 +114,8 @@ def _state(line: _Line) -> Cell:
     state = line.schedule.state
     if state in (Schedule.State.INVALID, Schedule.State.PAUSED):
         return states.cell(state, states.schedule_label(state))
+    if line.over_limit_at is not None:
+        return states.cell("over_limit", _("over its limit"))
     if line.active_run_id is not None:
         return states.cell("running", states.run_label("running"))
     if line.is_failing:
@@ -149,6 +160,7 @@ def _facts(line: _Line) -> dict[str, Any]:
         "words": schedule.in_words(),
         "next_run_at": times.iso(schedule.next_run_at),
         "active_run_id": line.active_run_id,
+        "over_limit_at": times.iso(line.over_limit_at),
         "last_outcome": run
         and {
             "run": run.pk,

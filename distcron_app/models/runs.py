@@ -29,6 +29,10 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
         return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
+    def over_limit(self) -> RunQuerySet:
+        """Return running runs that take longer than their limit."""
+        return self.filter(state=Run.State.RUNNING, over_limit_at__isnull=False)
+
     def queued_due(self, within_seconds: float = 0.0) -> RunQuerySet:
         """Return queued runs whose time has come, or comes within the seconds, oldest first."""
         horizon = DatabaseNow(timedelta(seconds=within_seconds))

@@ -121,6 +121,7 @@ class Scheduler:
         self._in_maintenance = False
         # Runs that were told to stop, and lost leases that are not yet noted on their run.
         self._told: set[int] = set()
+        self._asked: set[int] = set()
         self._unnoted: dict[int, str] = {}
         # Runs over their limit, and those of which the row does not say it yet.
         self._over_limit: set[int] = set()
@@ -325,7 +326,6 @@ class Scheduler:
 
     def _went_over_limit(self, news: OverLimit) -> None:
         if news.run_id in self._owned:
-            self._told.add(news.run_id)
             self._over_limit.add(news.run_id)
             self._unnoted_over.add(news.run_id)
             self._report("over_limit", run=news.run_id, cause=news.cause)
@@ -464,8 +464,8 @@ class Scheduler:
         for run_id in gone:
             self._owned.pop(run_id, None)
             self._unnoted.pop(run_id, None)
-        for told in (self._told, self._over_limit, self._unnoted_over):
-            told.difference_update(gone)
+        for known in (self._told, self._asked, self._over_limit, self._unnoted_over):
+            known.difference_update(gone)
         self._leases.let_go(gone)
 
     # --- mending ----------------------------------------------------------------
@@ -556,9 +556,10 @@ class Scheduler:
         has just released.
         """
         stops = lifecycle.stops(list(self._owned.values()))
-        asked = {run_id: cause for run_id, cause in stops.asked.items() if run_id not in self._told}
+        # Even one that was told before: in a process of its own it is killed now.
+        asked = {pk: cause for pk, cause in stops.asked.items() if pk not in self._asked}
         self._pool.cancel(asked, reason=Run.Reason.CANCELLED)
-        self._told |= asked.keys()
+        self._asked |= asked.keys()
         for run_id, cause in asked.items():
             self._report("stop_asked", run=run_id, cause=cause)
         gone = stops.gone

@@ -145,6 +145,8 @@ class _Link:
         # Its runs count for no slot any more: another worker has its place.
         self.is_abandoned = False
         self.stop: _Stop | None = None
+        # Of a process of its own, until that has ended with all that it started.
+        self.outcome: Outcome | None = None
 
 
 class ProcessPool:
@@ -174,6 +176,8 @@ class ProcessPool:
         self._unnamed: list[_Link] = []
         self._spares: list[_Link] = []
         self._where: dict[int, _Link] = {}
+        # Runs that get a process of their own as soon as there is a slot.
+        self._waiting: dict[int, Assignment] = {}
         self._deadlines = Deadlines()
         self._pending: list[News] = []
         self._control_buffer = b""
@@ -217,17 +221,17 @@ class ProcessPool:
     def free_slots(self) -> int:
         """Return how many runs would start at once."""
         threads = sum(max(0, self._threads - len(link.running)) for link in self._taking())
-        return max(0, min(threads, self._processes * self._threads - self.taken_slots))
+        return max(0, min(threads, self._slots - self.taken_slots))
 
     @property
     def taken_slots(self) -> int:
-        """Return how many slots are in use, those of threads that do not stop included."""
-        return sum(len(link.running) for link in self._links if not link.is_abandoned)
+        """Return how many slots are in use or promised, with those of threads that do not stop."""
+        return self._executing() + len(self._waiting)
 
     @property
     def in_flight(self) -> int:
         """Return how many submitted runs have not been reported."""
-        return len(self._where)
+        return len(self._where) + len(self._waiting)
 
     @property
     def stuck(self) -> int:
@@ -242,10 +246,13 @@ class ProcessPool:
     def submit(self, assignments: Iterable[Assignment]) -> None:
         """Hand runs to the workers with the most free threads, one frame per worker.
 
-        Each run that wants one gets a process of its own.
+        Each run that wants one gets a process of its own, as soon as there is a slot.
         """
         batches: dict[_Link, list[Any]] = {}
         for assignment in assignments:
+            if assignment.own_process and self._executing() >= self._slots:
+                self._waiting[assignment.run_id] = assignment
+                continue
             link = self._own_process() if assignment.own_process else self._least_busy()
             link.running[assignment.run_id] = assignment
             link.given += 1
@@ -265,6 +272,10 @@ class ProcessPool:
         unless the reason is a lost lease, which changes no outcome. ``within`` is for a node
         that kills all of them after so many seconds: then it is half of that, and no kill.
         """
+        for run_id in [run_id for run_id in self._waiting if run_id in causes]:
+            stop = _Stop(reason, causes[run_id], 0.0)
+            told = _stopped(self._waiting.pop(run_id), stop, "it had not begun")
+            self._pending.append(Ended(told))
         for link in self._links:
             mine = {run_id: causes[run_id] for run_id in link.running if run_id in causes}
             if not mine:
@@ -294,6 +305,8 @@ class ProcessPool:
                 if mask & selectors.EVENT_READ:
                     news.extend(self._read(link))
         news.extend(self._act())
+        while self._waiting and self._executing() < self._slots:
+            self.submit([self._waiting.pop(next(iter(self._waiting)))])
         return news
 
     def kill(self) -> None:
@@ -311,6 +324,13 @@ class ProcessPool:
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    @property
+    def _slots(self) -> int:
+        return self._processes * self._threads
+
+    def _executing(self) -> int:
+        return sum(len(link.running) for link in self._links if not link.is_abandoned)
 
     # --- workers --------------------------------------------------------------
 
@@ -484,8 +504,12 @@ class ProcessPool:
                 outcome = dataclasses.replace(
                     outcome, state=_state(link.stop), reason=link.stop.reason
                 )
-            self._let_go(link, outcome.run_id)
-            yield Ended(outcome)
+            if link.kind == "own":
+                link.outcome = outcome
+                self._deadlines.drop(outcome.run_id)
+            else:
+                self._let_go(link, outcome.run_id)
+                yield Ended(outcome)
 
     def _let_go(self, link: _Link, run_id: int) -> None:
         link.running.pop(run_id, None)
@@ -523,7 +547,7 @@ class ProcessPool:
         if link in self._spares:
             self._spares.remove(link)
         if link.running:
-            news.append(_end_of(link, exit_code))
+            news.append(Ended(link.outcome) if link.outcome else _end_of(link, exit_code))
             for run_id in list(link.running):
                 self._where.pop(run_id, None)
                 self._deadlines.drop(run_id)
@@ -544,23 +568,26 @@ def _end_of(link: _Link, exit_code: int) -> News:
     """Return what became of the runs of a process that ended in the middle of them."""
     if link.stop is None:
         return Died(tuple(sorted(link.running)), _cause(link, exit_code))
-    (assignment,) = link.running.values()
     if link.stop.killed_after is not None and exit_code == -signal.SIGKILL:
         how = f"killed by signal 9 (SIGKILL) after {link.stop.killed_after:.0f} s"
     elif exit_code == -signal.SIGTERM:
         how = "stopped by SIGTERM"
     else:
         how = _cause(link, exit_code)
-    kind = RunTimedOut if link.stop.reason == TIMEOUT else RunStopped
-    told = kind(_("Run %d") % assignment.run_id, f"{link.stop.cause}; {how}")
-    return Ended(
-        Outcome(
-            run_id=assignment.run_id,
-            fencing_token=assignment.fencing_token,
-            state=_state(link.stop),
-            reason=link.stop.reason,
-            error=f"{kind.__name__}: {told}"[:500],
-        )
+    (assignment,) = link.running.values()
+    return Ended(_stopped(assignment, link.stop, how))
+
+
+def _stopped(assignment: Assignment, stop: _Stop, how: str) -> Outcome:
+    """Return the outcome of a run whose job cannot report it."""
+    kind = RunTimedOut if stop.reason == TIMEOUT else RunStopped
+    told = kind(_("Run %d") % assignment.run_id, f"{stop.cause}; {how}")
+    return Outcome(
+        run_id=assignment.run_id,
+        fencing_token=assignment.fencing_token,
+        state=_state(stop),
+        reason=stop.reason,
+        error=f"{kind.__name__}: {told}"[:500],
     )
 
 

@@ -16,6 +16,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from django.db import connections
+
 from distcron_app import capture
 from distcron_app.clock import Clock
 from distcron_app.context import JobContext
@@ -85,6 +87,7 @@ class Worker:
         self._execute_one(link, assignment)
         self._news.put(None)
         self._all_sent.wait()
+        connections.close_all()
 
     def _prepare_signals(self, run_id: int) -> int:
         """Let SIGTERM raise an error in the job; return a descriptor that tells of signals."""

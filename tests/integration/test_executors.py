@@ -582,3 +582,24 @@ def test_every_process_has_a_database_session_of_its_own(
     outcomes = ended(collect(pool, lambda seen: len(ended(seen)) == 4))
     theirs = {item.outcome.result for item in outcomes.values()}
     assert len(theirs | {ours}) == 5
+
+
+# --- more runs than slots ------------------------------------------------------------
+
+
+def test_runs_of_their_own_beyond_the_slots_wait_for_one(
+    make_pool: Callable[..., ProcessPool],
+) -> None:
+    pool = make_pool(processes=1, threads=2)
+    pool.submit(own(number, "tests.heed") for number in (1, 2, 3, 4))
+    collect(pool, lambda seen: sum(isinstance(item, Progressed) for item in seen) == 2)
+    assert (pool.free_slots, pool.taken_slots, pool.in_flight) == (0, 4, 4)
+    pool.cancel({4: "enough"}, reason="cancelled")
+    outcome = outcome_of(pool, 4)
+    assert (outcome.state, outcome.reason) == ("cancelled", "cancelled")
+    assert outcome.error == "RunStopped: Run 4: told to stop, enough; it had not begun."
+    pool.cancel({1: "enough", 2: "enough"}, reason="cancelled")
+    collect(pool, lambda seen: Progressed(3, 1.0, "waits") in seen)
+    pool.cancel({3: "enough"}, reason="cancelled")
+    outcome_of(pool, 3)
+    assert (pool.free_slots, pool.in_flight) == (2, 0)

@@ -34,11 +34,11 @@ from distcron_app.errors import ConfigurationError, RunTimedOut
 from distcron_app.executors import (
     Died,
     Ended,
+    News,
     OverLimit,
     PoolBroken,
     ProcessPool,
     Progressed,
-    Recycled,
     Stuck,
 )
 from distcron_app.keeper import Keeper
@@ -310,7 +310,7 @@ class Scheduler:
 
     # --- news from the workers ------------------------------------------------
 
-    def _take(self, news: Ended | Progressed | Died | OverLimit | Stuck | Recycled) -> None:
+    def _take(self, news: News) -> None:
         if isinstance(news, Ended):
             self._ended(news.outcome)
         elif isinstance(news, Progressed):

@@ -25,25 +25,26 @@ from django.utils.translation import gettext as _
 
 from distcron_app.clock import Clock
 from distcron_app.context import LEASE_LOST, TIMEOUT, WORKER_DIED
-from distcron_app.errors import DistcronError, RunStopped, RunTimedOut
+from distcron_app.errors import RunStopped, RunTimedOut
 from distcron_app.executors.deadlines import Deadlines, Step
 from distcron_app.executors.frames import FrameReader, encode
+from distcron_app.executors.news import (
+    Died,
+    Ended,
+    News,
+    OverLimit,
+    PoolBroken,
+    Progressed,
+    Recycled,
+    Stuck,
+    UnsafeToFork,
+)
 from distcron_app.executors.template import Kind, start_template, unsafe_to_fork
 from distcron_app.executors.worker import Worker
 from distcron_app.memory import resident_mb
 from distcron_app.runner import Assignment, Outcome
 
-__all__ = [
-    "Died",
-    "Ended",
-    "OverLimit",
-    "PoolBroken",
-    "ProcessPool",
-    "Progressed",
-    "Recycled",
-    "Stuck",
-    "UnsafeToFork",
-]
+__all__ = ["ProcessPool"]
 
 _KINDS: tuple[Kind, ...] = ("shared", "own")
 # Idle processes that wait for a job of its own, once there has been one: a fork costs
@@ -52,69 +53,6 @@ OWN_STOCK = 2
 MEMORY_LOOK_SECONDS = 2.0
 # A process that is to be signalled and whose number the template has not told yet.
 NUMBER_WAIT_SECONDS = 0.05
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
-    """A worker executed an attempt; ``outcome`` says how it ended."""
-
-    outcome: Outcome
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Progressed:
-    """A running job told how far it is."""
-
-    run_id: int
-    percent: float
-    message: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Died:
-    """A worker process ended with these runs in it; ``cause`` is for people."""
-
-    run_ids: tuple[int, ...]
-    cause: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OverLimit:
-    """A run took longer than its limit and was told to stop."""
-
-    run_id: int
-    cause: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stuck:
-    """A run in a thread has not stopped in the time it had; it keeps its slot until it ends.
-
-    ``is_replaced`` says that its worker had no other thread left and a new one took its place.
-    """
-
-    run_id: int
-    is_replaced: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recycled:
-    """A worker process takes no more work and another one took its place; ``cause`` says why."""
-
-    pid: int
-    runs: int
-    cause: str
-
-
-News = Ended | Progressed | Died | OverLimit | Stuck | Recycled
-
-
-class PoolBroken(DistcronError):
-    """The template process is gone, so no worker can be replaced: the node must restart."""
-
-
-class UnsafeToFork(DistcronError):
-    """The pool was to be started by a process that has open database connections."""
 
 
 @dataclasses.dataclass(slots=True)

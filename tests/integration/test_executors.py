@@ -21,16 +21,17 @@ from django.db import connection, connections
 from distcron_app.executors import (
     Died,
     Ended,
+    News,
     OverLimit,
     PoolBroken,
     ProcessPool,
     Progressed,
     Recycled,
     Stuck,
+    UnsafeToFork,
     unsafe_to_fork,
 )
 from distcron_app.executors.frames import FrameReader, encode
-from distcron_app.executors.pool import News, UnsafeToFork
 from distcron_app.runner import Assignment, Outcome
 from tests.jobs import database_session
 from tests.services import wait_for

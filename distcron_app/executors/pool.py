@@ -200,6 +200,8 @@ class ProcessPool:
                 self._recycle(link, f"after {link.given} runs")
         for link, wires in batches.items():
             self._send(link, ["run", wires])
+        if any(link.kind == "own" for link in batches):
+            self._fill_stock()
 
     def cancel(
         self, causes: Mapping[int, str], *, reason: str, within: float | None = None
@@ -279,10 +281,11 @@ class ProcessPool:
         return min(self._taking(), key=lambda link: len(link.running))
 
     def _own_process(self) -> _Link:
-        link = self._spares.pop(0) if self._spares else self._spawn("own")
+        return self._spares.pop(0) if self._spares else self._spawn("own")
+
+    def _fill_stock(self) -> None:
         while len(self._spares) < OWN_STOCK:
             self._spares.append(self._spawn("own"))
-        return link
 
     def _spawn(self, kind: Kind) -> _Link:
         ours, theirs = socket.socketpair()

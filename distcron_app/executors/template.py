@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -96,6 +97,8 @@ class _Template:
         os.set_blocking(self._wake_write, False)
 
     def serve(self) -> None:
+        # Collections in a worker then leave what it shares with this process untouched.
+        gc.freeze()
         _ignore_stop_signals()
         signal.set_wakeup_fd(self._wake_write)
         signal.signal(signal.SIGCHLD, _do_nothing)

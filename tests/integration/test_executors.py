@@ -436,11 +436,16 @@ def test_a_job_of_its_own_that_holds_the_interpreter_ends_at_its_limit(
     assert (outcome.state, outcome.reason) == ("failed", "timeout")
 
 
-def test_a_lost_lease_tells_a_process_of_its_own_and_kills_nothing(pool: ProcessPool) -> None:
-    pool.submit([own(1, "tests.wait_for_cancel", kill_grace_seconds=0.0)])
+def test_a_lost_lease_tells_a_process_of_its_own_and_kills_nothing(
+    pool: ProcessPool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    pool.submit([own(1, "tests.deaf", gate=str(gate), kill_grace_seconds=0.0)])
     collect(pool, lambda seen: any(isinstance(item, Progressed) for item in seen))
     pool.cancel({1: "the lease is lost"}, reason="lease_lost")
-    assert outcome_of(pool, 1).result == "stopped: the lease is lost"
+    assert pool.poll(0.3) == []
+    gate.touch()
+    assert outcome_of(pool, 1).result == "through"
 
 
 def test_a_killed_process_of_its_own_harms_no_other_run(pool: ProcessPool, tmp_path: Path) -> None:

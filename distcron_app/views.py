@@ -613,12 +613,18 @@ class RunAction(Action):
 
     section = "runs"
     template = "distcron_app/confirm_run.html"
+    # A run in another state has nothing to confirm.
+    states: ClassVar[tuple[str, ...]]
 
     def target(self, **kwargs: Any) -> Run:
         return _run_or_404(kwargs["run_id"])
 
     def about(self, target: Run) -> dict[str, Any]:
-        return {"run": target, "stop_asked": explanations.stop_asked(target)}
+        return {
+            "run": target,
+            "stop_asked": explanations.stop_asked(target),
+            "is_possible": target.state in self.states,
+        }
 
 
 class CancelRun(RunAction):
@@ -628,6 +634,7 @@ class CancelRun(RunAction):
     verb = "cancel"
     heading = gettext_lazy("Cancel the run")
     needs_reason = True
+    states = Run.OPEN_STATES
 
     def act(self, target: Run, **given: Any) -> HttpResponse:
         done = operations.cancel_run(target, **given)
@@ -641,6 +648,7 @@ class RunAgain(RunAction):
     permission = "run_schedule"
     verb = "again"
     heading = gettext_lazy("Run again")
+    states = Run.AGAIN_STATES
 
     def act(self, target: Run, **given: Any) -> HttpResponse:
         run = operations.run_again(target, **given)

@@ -155,6 +155,20 @@ def test_buttons_are_for_those_who_may(
     assert shown(client, run(own, "running")) | shown(client, run(own, "failed")) == buttons
 
 
+@pytest.mark.parametrize(
+    ("name", "possible", "other"),
+    [("cancel_run", "running", "failed"), ("run_again", "failed", "succeeded")],
+)
+def test_a_run_in_another_state_has_nothing_to_confirm(
+    admin_client: Client, name: str, possible: str, other: str
+) -> None:
+    one = schedule()
+    asks = admin_client.get(path(name, run(one, possible))).text
+    assert 'name="reason"' in asks
+    says = admin_client.get(path(name, run(one, other))).text
+    assert 'name="reason"' not in says
+
+
 @pytest.mark.parametrize(("name", "state"), [("cancel_run", "queued"), ("run_again", "failed")])
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_without_the_permission_nothing_happens(

@@ -122,6 +122,14 @@ def leave_child() -> list[int]:
     return [os.getpid(), subprocess.Popen(["sleep", "3600"]).pid]
 
 
+@job(name="tests.group_child")
+def group_child(ctx: JobContext) -> None:
+    """Wait beside a child process that has a group of its own."""
+    child = subprocess.Popen(["sleep", "3600"], process_group=0)
+    ctx.progress(1, f"{os.getpid()} {child.pid}")
+    child.wait()
+
+
 @job(name="tests.allocate")
 def allocate(megabytes: int) -> int:
     """Use that much memory."""

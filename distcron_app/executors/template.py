@@ -34,6 +34,8 @@ Kind = Literal["shared", "own"]
 Mains = Mapping[Kind, Callable[[socket.socket], None]]
 
 _PR_SET_PDEATHSIG = 1
+# A process that forks while it is looked for is found in the next round.
+KILL_ROUNDS = 10
 
 
 def unsafe_to_fork() -> list[str]:
@@ -174,6 +176,9 @@ class _Template:
                 # What its job left behind keeps the number of the group from being used again.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
+                if status != 0:
+                    # It could not end what it has put into other groups.
+                    _kill_session(pid)
             self._children.pop(pid, None)
             self._send({"ended": pid, "exit_code": os.waitstatus_to_exitcode(status)})
 
@@ -185,9 +190,39 @@ class _Template:
     def _kill_all(self) -> None:
         for pid in self._children:
             self._signal(pid, signal.SIGKILL)
-        for pid in self._children:
+        for pid, kind in self._children.items():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+            if kind == "own":
+                _kill_session(pid)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill what is left of the session of a process that has ended; needs ``/proc``."""
+    for _round in range(KILL_ROUNDS):
+        members = [pid for pid in _processes() if _session_of(pid) == leader]
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not members:
+            return
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:
+        return []
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process; 0 for one that has ended, a zombie included."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            state, _parent, _group, session = stat.read().rpartition(b")")[2].split()[:4]
+    except (OSError, ValueError):
+        return 0
+    return 0 if state == b"Z" else int(session)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import os
 import signal
 import subprocess
@@ -17,7 +19,9 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.test import override_settings
 
+from distcron_app.console import TextConsole
 from distcron_app.executors import (
     Died,
     Ended,
@@ -32,6 +36,7 @@ from distcron_app.executors import (
     unsafe_to_fork,
 )
 from distcron_app.executors.frames import FrameReader, encode
+from distcron_app.management.commands.runscheduler import _warn_of_threads
 from distcron_app.runner import Assignment, Outcome
 from tests.jobs import database_session
 from tests.services import wait_for
@@ -426,6 +431,40 @@ def test_a_job_that_ignores_sigterm_is_killed_with_its_children(
     assert outcome.error.endswith("it took too long; killed by signal 9 (SIGKILL) after 1 s.")
 
 
+def test_a_killed_process_of_its_own_leaves_nothing_in_other_groups(pool: ProcessPool) -> None:
+    pool.submit([own(1, "tests.group_child")])
+    pids = told_numbers(pool)
+    os.kill(pids[0], signal.SIGKILL)
+    collect(pool, lambda seen: any(isinstance(item, Died) for item in seen))
+    for pid in pids:
+        wait_for_exit(pid)
+
+
+@override_settings(DISTCRON={"SHELL_COMMANDS": ("/bin/sleep",)})
+def test_a_program_dies_with_the_process_of_its_run(
+    make_pool: Callable[..., ProcessPool],
+) -> None:
+    pool = make_pool()
+    seconds = f"3600.{os.getpid()}"  # found by it
+    pool.submit([own(1, "distcron.shell_command", argv=["/bin/sleep", seconds])])
+    (pid,) = wait_for(lambda: processes_with(seconds), what="the program")
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    collect(pool, lambda seen: any(isinstance(item, Died) for item in seen))
+    wait_for_exit(pid)
+
+
+def processes_with(word: str) -> list[int]:
+    """Return the processes that have ``word`` as an argument."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
 def test_a_job_of_its_own_that_holds_the_interpreter_ends_at_its_limit(
     pool: ProcessPool,
 ) -> None:
@@ -565,6 +604,10 @@ def test_threads_are_named_before_a_fork() -> None:
     thread.start()
     try:
         assert "thread 'tracer'" in unsafe_to_fork()
+        said = io.StringIO()
+        _warn_of_threads(TextConsole(said, time_zone="UTC", colour=False))
+        assert "Started before the workers are forked, and may block them: " in said.getvalue()
+        assert "thread 'tracer'" in said.getvalue()
     finally:
         gate.set()
         thread.join()

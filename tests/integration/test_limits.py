@@ -225,3 +225,18 @@ def test_the_command_line_shows_what_is_over_its_limit(holder: Node) -> None:
     assert line["over_limit_at"] is not None
     assert "over their limit" in ctl("status").out
     assert json.loads(ctl("status", "--json").out)["over_limit"] == 1
+
+
+@pytest.mark.parametrize(
+    ("isolation", "text"),
+    [
+        ("shared", "A job that never looks cannot be stopped this way."),
+        ("own", "If it has not stopped after 7 s, its process is killed"),
+    ],
+)
+def test_whoever_cancels_is_told_whether_the_job_can_be_killed(
+    admin_client: Client, holder: Node, isolation: str, text: str
+) -> None:
+    own = pages_rows.schedule(isolation=isolation, kill_grace_seconds=7)
+    run = pages_rows.run(own, "running", node=holder)
+    assert text in admin_client.get(reverse("distcron:cancel_run", args=[run.pk])).text

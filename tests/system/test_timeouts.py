@@ -225,6 +225,30 @@ def test_a_killed_process_of_its_own_ends_its_run_alone(
     assert cluster.finish_and_check() == []
 
 
+def test_a_process_of_its_own_that_a_stranger_terminates_runs_again_where_it_may(
+    cluster: Cluster,
+) -> None:
+    cluster.start_node()
+    gate = cluster.gate()
+    cluster.add(
+        "stranger",
+        "whoami",
+        every=3600,
+        first=next_second(),
+        isolation="own",
+        delivery="at_least_once",
+        arguments={"gate": str(gate)},
+    )
+    (pid,) = numbers(cluster, "stranger")
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: cluster.runs("stranger", attempt=2), PATIENCE_SECONDS, "the second attempt")
+    gate.touch()
+    done = cluster.wait_for_run("stranger", state="succeeded")
+    (attempt,) = cluster.attempts(done["id"])
+    assert (attempt["reason"], done["recoveries"]) == ("worker_died", 1)
+    assert cluster.finish_and_check() == []
+
+
 def test_a_job_beyond_its_memory_limit_fails_and_says_so(cluster: Cluster) -> None:
     cluster.start_node()
     cluster.add(

@@ -30,6 +30,7 @@ _COLUMNS = (
     Column(title=gettext_lazy("JOB"), only_wide=True),
     Column(title=gettext_lazy("ZONE"), only_wide=True),
     Column(title=gettext_lazy("REASON"), only_wide=True),
+    Column(title=gettext_lazy("DEFINED IN"), only_wide=True),
 )
 
 
@@ -39,9 +40,18 @@ class _Line:
 
     schedule: Schedule
     outcome: Run | None
-    active_run_id: int | None
-    over_limit_at: datetime | None
+    active: tuple[Run, ...]
     now: datetime
+
+    @property
+    def active_run_id(self) -> int | None:
+        return self.active[0].pk if self.active else None
+
+    @property
+    def over_limit_at(self) -> datetime | None:
+        """Return since when a run is over its limit, the first of them."""
+        since = [run.over_limit_at for run in self.active if run.is_over_limit]
+        return min(since) if since else None
 
     @property
     def is_failing(self) -> bool:
@@ -71,29 +81,26 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
     )
     outcomes = Run.objects.in_bulk([pk for pk in ids.values() if pk is not None])
     active = _active_runs(ids)
-    over_limit = _over_limit(ids)
     now = database_now()
     return [
         _Line(
             schedule=schedule,
             outcome=outcomes.get(ids.get(schedule.pk) or 0),
-            active_run_id=active.get(schedule.pk),
-            over_limit_at=over_limit.get(schedule.pk),
+            active=active.get(schedule.pk, ()),
             now=now,
         )
         for schedule in schedules
     ]
 
 
-def _active_runs(schedule_ids: Collection[int]) -> dict[int | None, int]:
-    active = Run.objects.active().order_by("-id").values_list("schedule_id", "id")
-    return {schedule: run for schedule, run in active if schedule in schedule_ids}
-
-
-def _over_limit(schedule_ids: Collection[int]) -> dict[int | None, datetime]:
-    """Return since when a run of each schedule is over its limit, where one is."""
-    running = Run.objects.over_limit().order_by("-id").values_list("schedule_id", "over_limit_at")
-    return {schedule: since for schedule, since in running if since and schedule in schedule_ids}
+def _active_runs(schedule_ids: Collection[int]) -> dict[int, tuple[Run, ...]]:
+    """Return the active runs of each schedule that has some, the oldest first."""
+    found: dict[int, tuple[Run, ...]] = {}
+    active = Run.objects.active().order_by("id")
+    for run in active.only("id", "schedule_id", "state", "over_limit_at"):
+        if run.schedule_id in schedule_ids:
+            found[run.schedule_id] = (*found.get(run.schedule_id, ()), run)
+    return found
 
 
 def _row(line: _Line, zone: str) -> list[Cell | str]:
@@ -107,6 +114,7 @@ def _row(line: _Line, zone: str) -> list[Cell | str]:
         schedule.job,
         schedule.timezone,
         schedule.state_reason,
+        schedule.defined_in if schedule.is_in_code else "",
     ]
 
 
@@ -156,6 +164,8 @@ def _facts(line: _Line) -> dict[str, Any]:
         "failing": line.is_failing,
         "kind": schedule.kind,
         "rule": rule_text(schedule),
+        "defined_in": schedule.defined_in,
+        "left_code_at": times.iso(schedule.left_code_at),
         "timezone": schedule.timezone,
         "words": schedule.in_words(),
         "next_run_at": times.iso(schedule.next_run_at),

@@ -1,7 +1,8 @@
 """The rows of distcron. Who may write what:
 
 * people (admin, pages, command line) write a schedule's PERSON_FIELDS, guarded by
-  ``version``: two editors cannot overwrite each other;
+  ``version``: two editors cannot overwrite each other; of a schedule that code defines
+  ``sync`` writes them, and people only its state;
 * the scheduler writes a schedule's ``next_run_at``, ``fencing_token``, ``runs_planned``
   and, where a row cannot run any more, ``state`` and ``state_reason``; it pauses and
   resumes as people do, under the name "distcron";
@@ -23,6 +24,7 @@ from distcron_app.models.nodes import Node
 from distcron_app.models.policies import POLICY_FIELDS, is_exclusive
 from distcron_app.models.runs import Attempt, Run, RunDay, RunOutput, RunQuerySet, ended_attempt
 from distcron_app.models.schedules import (
+    DEFINED_FIELDS,
     PERSON_FIELDS,
     PLANNING_FIELDS,
     TIMETABLE_FIELDS,
@@ -32,6 +34,7 @@ from distcron_app.models.schedules import (
 )
 
 __all__ = [
+    "DEFINED_FIELDS",
     "PERSON_FIELDS",
     "PLANNING_FIELDS",
     "POLICY_FIELDS",

@@ -35,6 +35,7 @@ from distcron_app.timetable.spread import MAX_OFFSET_SECONDS, spread_instant
 from distcron_app.wording import describe
 
 __all__ = [
+    "DEFINED_FIELDS",
     "PERSON_FIELDS",
     "PLANNING_FIELDS",
     "TIMETABLE_FIELDS",
@@ -61,9 +62,17 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Return active schedules without a next instant: new rows, or edited past the model."""
         return self.filter(state=Schedule.State.ACTIVE, next_run_at=None)
 
+    def from_code(self) -> ScheduleQuerySet:
+        """Return schedules that code defines, or defined until it dropped them."""
+        return self.exclude(defined_in="")
+
     def pause_over(self) -> ScheduleQuerySet:
-        """Return paused schedules whose pause has an end, and that has come."""
-        return self.filter(state=Schedule.State.PAUSED, paused_until__lte=DatabaseNow())
+        """Return paused schedules whose pause has an end, and that has come.
+
+        Not those that have left the code since they were paused: they stay paused.
+        """
+        is_wanted = Q(left_code_at=None) | Q(state_at__gt=F("left_code_at"))
+        return self.filter(is_wanted, state=Schedule.State.PAUSED, paused_until__lte=DatabaseNow())
 
     def watched(self) -> ScheduleQuerySet:
         """Return active schedules that are to be paused after failures in a row."""
@@ -108,6 +117,15 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             state=planned.state,
             state_reason=planned.state_reason,
         )
+
+    def leave_code(self, at: datetime) -> int:
+        """Note since when code defines them no more; nothing that a form shows changes."""
+        return super().update(left_code_at=at)
+
+    def write_origins(self, moved: Collection[Schedule]) -> None:
+        """Store where code defines the rows by now; no edit either."""
+        plain: models.QuerySet[Schedule] = models.QuerySet(Schedule, using=self.db)
+        plain.bulk_update(moved, ["defined_in"], batch_size=500)
 
     def write_claims(self, claimed: Collection[Schedule], batch_size: int) -> None:
         """Store where claimed schedules stand now; the scheduler's own write, as ``mark_invalid``.
@@ -290,6 +308,12 @@ class Schedule(Policies):
     )
     notes = models.TextField(_("notes"), blank=True)
 
+    # "module:line" of the job that brings this schedule with it; empty for people's own.
+    defined_in = models.CharField(
+        _("defined in code"), max_length=255, blank=True, default="", editable=False
+    )
+    left_code_at = InstantField(_("left the code"), null=True, blank=True, editable=False)
+
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.ACTIVE)
     state_reason = models.CharField(_("reason"), max_length=500, blank=True)
     state_by = models.CharField(_("changed by"), max_length=150, blank=True)
@@ -434,6 +458,23 @@ class Schedule(Policies):
         return spread_instant(
             self.spread_by, self.spread_seconds, self.spread_key or str(self.pk), instant
         )
+
+    @property
+    def is_in_code(self) -> bool:
+        """Return True while code defines the schedule: people may pause it, and not edit it."""
+        return bool(self.defined_in) and self.left_code_at is None
+
+    @property
+    def waits_for_code(self) -> bool:
+        """Return True where it is paused and nobody touched that since it left the code."""
+        left, since = self.left_code_at, self.state_at
+        return left is not None and (since is None or since <= left)
+
+    @property
+    def is_paused_by_code(self) -> bool:
+        """Return True where leaving the code is what paused it, so that a return resumes it."""
+        is_paused = self.state == self.State.PAUSED
+        return is_paused and self.left_code_at is not None and self.state_at == self.left_code_at
 
     def in_words(self) -> str:
         """Return the rule in words, in the active language; as it is stored where it is invalid."""
@@ -580,7 +621,8 @@ PLANNING_FIELDS = frozenset(
         "state",
     }
 )
-PERSON_FIELDS = (
+# What a person writes in the form, or code defines.
+DEFINED_FIELDS = (
     "key",
     "name",
     "job",
@@ -597,6 +639,11 @@ PERSON_FIELDS = (
     "delivery",
     *POLICY_FIELDS,
     "notes",
+)
+PERSON_FIELDS = (
+    *DEFINED_FIELDS,
+    "defined_in",
+    "left_code_at",
     "state",
     "state_reason",
     "state_by",

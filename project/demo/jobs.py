@@ -7,7 +7,7 @@ from typing import Literal
 
 from django.utils.translation import gettext_noop
 
-from distcron_app import JobContext, job
+from distcron_app import JobContext, cron, job
 
 logger = logging.getLogger("demo.jobs")
 
@@ -70,7 +70,15 @@ def invoice_close(batch: int = 100) -> dict[str, int]:
     return {"closed": batch}
 
 
-@job
+@job(
+    schedule=cron(
+        "0 8 * * mon-fri",
+        key="morning-greeting",
+        timezone="Asia/Jakarta",
+        arguments={"name": "Jakarta", "language": "id"},
+        notes="Defined in code, above the job: it can be paused here, and not edited.",
+    )
+)
 def greet(name: str, language: Literal["en", "id"] = "en") -> str:
     """Greet somebody.
 

@@ -93,9 +93,9 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
     ]
 
 
-def _active_runs(schedule_ids: Collection[int]) -> dict[int, tuple[Run, ...]]:
+def _active_runs(schedule_ids: Collection[int]) -> dict[int | None, tuple[Run, ...]]:
     """Return the active runs of each schedule that has some, the oldest first."""
-    found: dict[int, tuple[Run, ...]] = {}
+    found: dict[int | None, tuple[Run, ...]] = {}
     active = Run.objects.active().order_by("id")
     for run in active.only("id", "schedule_id", "state", "over_limit_at"):
         if run.schedule_id in schedule_ids:

@@ -336,6 +336,7 @@ class Scheduler:
             return
         self._rate.count()
         self._progress.pop(outcome.run_id, None)
+        self._over_limit.discard(outcome.run_id)
         if not self._outcomes:
             self._flush_at = self._clock.monotonic() + FLUSH_SECONDS
         self._outcomes.append(

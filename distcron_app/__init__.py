@@ -1,12 +1,13 @@
 """Distributed cron as a reusable Django app.
 
 Public names: ``job`` registers a callable, ``JobContext`` is what a running job
-may ask about itself, ``current_context()`` finds it without a parameter. A job raises
+may ask about itself, with a ``ParentRun`` where another schedule started it, and
+``current_context()`` finds it without a parameter. A job raises
 ``RetryLater`` for another attempt after a while, ``GiveUp`` for none. ``cron()``,
 ``every()`` and ``once()`` say in code when it runs: ``@job(schedule=cron("0 2 * * *"))``.
 """
 
-from distcron_app.context import JobContext, current_context
+from distcron_app.context import JobContext, ParentRun, current_context
 from distcron_app.definitions import cron, every, once
 from distcron_app.errors import GiveUp, RetryLater
 from distcron_app.registry import job
@@ -14,6 +15,7 @@ from distcron_app.registry import job
 __all__ = [
     "GiveUp",
     "JobContext",
+    "ParentRun",
     "RetryLater",
     "__version__",
     "cron",

@@ -135,7 +135,7 @@ class Sweeper:
         """
         outcomes = Run.objects.filter(
             schedule=OuterRef("pk"),
-            trigger=Run.Trigger.TIMETABLE,
+            trigger__in=Run.AUTOMATIC_TRIGGERS,
             state__in=[Run.State.SUCCEEDED, *_FAILURES],
         ).order_by("-id")
         watched: models.QuerySet[Any] = Schedule.objects.watched().annotate(

@@ -755,6 +755,7 @@ def _assignment(run: ClaimedRun, seconds: float | None, cause: str) -> Assignmen
         attempt=run.attempt if started_with_claim else run.attempt + 1,
         fencing_token=run.fencing_token,
         is_recovery=run.recoveries > 0,
+        parent=run.parent,
         own_process=run.isolation == Schedule.Isolation.OWN,
         timeout_seconds=seconds,
         timeout_cause=cause,

@@ -282,6 +282,8 @@ class RunPage(Page):
             "text": text,
             "explanation": explanations.explain(run, self.membership.now, attempts),
             "release": history.release_of(run, attempts),
+            "chain_start": history.start_of(run),
+            "children": history.children_of(run),
             "run_zone": _zone_name(run.schedule),
             "may_run_again": self._may_run_again(run),
         }
@@ -336,8 +338,11 @@ class SchedulePage(Page):
             history.runs_matching(schedule_id=schedule.pk) if may_see_runs else Run.objects.none()
         )
         page = history.run_page(runs)
+        chains = history.chains_of([schedule.pk])
         return {
             "schedule": schedule,
+            "starts": chains.starts.get(schedule.pk, ()),
+            "started_by": chains.started_by.get(schedule.pk, ()),
             "words": schedule.in_words(),
             "meanwhile": explanations.during_a_pause(schedule),
             "upcoming": _upcoming(schedule),

@@ -18,6 +18,7 @@ from django.views.decorators.http import require_POST
 
 from distcron_app import audit, operations, wakeup
 from distcron_app.admin import actions, display, preview
+from distcron_app.admin.chains import LinkInline, links_text, started_by_text
 from distcron_app.errors import TimetableError
 from distcron_app.forms import ScheduleForm
 from distcron_app.models import Run, Schedule
@@ -35,7 +36,8 @@ __all__ = ["ScheduleAdmin"]
 _PREVIEW_COUNT = 5
 _WHEN = gettext_lazy(
     "Fill in what the kind needs: a cron expression, a number of seconds, "
-    "a number of days, weeks or months, or one instant."
+    "a number of days, weeks or months, or one instant. A schedule that runs only by hand or "
+    "after another one needs nothing."
 )
 # Marks the fieldset after which the preview is shown.
 WHEN_CLASS = "distcron-when"
@@ -162,12 +164,14 @@ class ScheduleAdmin(_ScheduleAdmin):
     save_on_top = False
     prepopulated_fields = {"key": ("name",)}
     actions = ("run_selected", "pause_selected", "resume_selected")
+    inlines = (LinkInline,)
     readonly_fields = (
         "state_shown",
         "state_note",
         "defined_shown",
         "upcoming_shown",
         "last_run_shown",
+        "started_by_shown",
         "arguments_shown",
     )
 
@@ -205,11 +209,23 @@ class ScheduleAdmin(_ScheduleAdmin):
             (gettext_lazy("More"), {"fields": more}),
         ]
         if obj is not None:
-            now = ["state_shown", "state_note", "upcoming_shown", "last_run_shown"]
+            now = [
+                "state_shown",
+                "state_note",
+                "upcoming_shown",
+                "last_run_shown",
+                "started_by_shown",
+            ]
             if obj.defined_in:
                 now.insert(0, "defined_shown")
             fieldsets.insert(0, (gettext_lazy("Now"), {"fields": now}))
         return fieldsets
+
+    def get_inline_instances(self, request: HttpRequest, obj: Schedule | None = None) -> list[Any]:
+        # Left out, links keep what is stored, as fields do.
+        if request.method == "POST" and "links-TOTAL_FORMS" not in request.POST:
+            return []
+        return list(super().get_inline_instances(request, obj))
 
     def get_form(
         self,
@@ -306,6 +322,8 @@ class ScheduleAdmin(_ScheduleAdmin):
             instants = stored.upcoming(_PREVIEW_COUNT)
         except TimetableError as error:
             return str(error)
+        if not stored.has_timetable:
+            return stored.in_words()
         if not instants:
             return _("None while the schedule is not active.")
         place = display.place_of(stored)
@@ -313,6 +331,10 @@ class ScheduleAdmin(_ScheduleAdmin):
         return format_html(
             '<ul class="distcron-runs">{}</ul>', format_html_join("", "<li>{}</li>", rows)
         )
+
+    @admin.display(description=gettext_lazy("is started by"))
+    def started_by_shown(self, schedule: Schedule) -> str:
+        return started_by_text(schedule)
 
     @admin.display(description=gettext_lazy("arguments"))
     def arguments_shown(self, schedule: Schedule) -> str:
@@ -396,6 +418,24 @@ class ScheduleAdmin(_ScheduleAdmin):
         )
         transaction.on_commit(wakeup.announce)
 
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        schedule: Schedule = form.instance
+        before = links_text(schedule)
+        super().save_related(request, form, formsets, change)
+        after = links_text(schedule)
+        if before == after:
+            return
+        user = cast("AbstractUser", request.user)
+        audit.record(
+            actor=user.get_username(),
+            user=user,
+            via="admin",
+            verb="change",
+            target=schedule,
+            before={"links": before},
+            after={"links": after},
+        )
+
     def log_addition(self, request: HttpRequest, obj: Schedule, message: Any) -> Any:
         """Write nothing: ``save_model`` has written the audit entry and its LogEntry."""
 
@@ -411,7 +451,8 @@ class ScheduleAdmin(_ScheduleAdmin):
                 via="admin",
                 verb="delete",
                 target=schedule,
-                before=audit.snapshot(schedule),
+                # The links go with it.
+                before=audit.snapshot(schedule) | {"links": links_text(schedule)},
             )
         transaction.on_commit(wakeup.announce)
 

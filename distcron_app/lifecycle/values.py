@@ -6,6 +6,8 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
+from distcron_app.context import ParentRun
+
 __all__ = [
     "MAX_RECOVERIES",
     "TRANSITIONS",
@@ -96,6 +98,8 @@ class ClaimedRun:
     total_timeout_seconds: int | None = None
     kill_grace_seconds: int = 10
     memory_limit_mb: int | None = None
+    # The run whose end started this one.
+    parent: ParentRun | None = None
     # When the first attempt started; None where there was none before.
     first_started_at: datetime | None = None
 

@@ -6,7 +6,8 @@
 * the scheduler writes a schedule's ``next_run_at``, ``fencing_token``, ``runs_planned``
   and, where a row cannot run any more, ``state`` and ``state_reason``; it pauses and
   resumes as people do, under the name "distcron";
-* ``Run.state`` is written by ``lifecycle`` only, ``Node`` rows by ``nodes`` only.
+* ``Run.state`` and ``ChainStart`` rows are written by ``lifecycle`` only, ``Node`` rows by
+  ``nodes`` only.
 
 Foreign keys of history rows carry no database constraint: deleting a schedule of a
 million runs is one row, and its history stays with the names as they were.
@@ -19,6 +20,7 @@ from distcron_app.models.calendars import (
     default_timezone,
     exclusions_of,
 )
+from distcron_app.models.chains import ChainGraph, ChainLink, ChainStart, find_path
 from distcron_app.models.maintenance import Maintenance
 from distcron_app.models.nodes import Node
 from distcron_app.models.policies import POLICY_FIELDS, is_exclusive
@@ -43,6 +45,9 @@ __all__ = [
     "AuditEntry",
     "Calendar",
     "CalendarEntry",
+    "ChainGraph",
+    "ChainLink",
+    "ChainStart",
     "Maintenance",
     "Node",
     "Run",
@@ -54,6 +59,7 @@ __all__ = [
     "default_timezone",
     "ended_attempt",
     "exclusions_of",
+    "find_path",
     "is_exclusive",
     "timetable_of",
 ]

@@ -59,8 +59,10 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         )
 
     def unplanned(self) -> ScheduleQuerySet:
-        """Return active schedules without a next instant: new rows, or edited past the model."""
-        return self.filter(state=Schedule.State.ACTIVE, next_run_at=None)
+        """Return active schedules that lack their next instant: new, or edited past the model."""
+        return self.filter(state=Schedule.State.ACTIVE, next_run_at=None).exclude(
+            kind=Schedule.Kind.MANUAL
+        )
 
     def from_code(self) -> ScheduleQuerySet:
         """Return schedules that code defines, or defined until it dropped them."""
@@ -173,6 +175,7 @@ class Schedule(Policies):
         INTERVAL = "interval", _("every N seconds")
         CALENDAR = "calendar", _("every N days, weeks or months")
         ONCE = "once", _("once")
+        MANUAL = "manual", _("only by hand or after another schedule")
 
     class CalendarUnit(models.TextChoices):
         DAYS = "days", _("days")
@@ -364,7 +367,7 @@ class Schedule(Policies):
             ),
             models.CheckConstraint(
                 name="distcron_schedule_kind",
-                condition=Q(kind__in=["cron", "interval", "calendar", "once"]),
+                condition=Q(kind__in=["cron", "interval", "calendar", "once", "manual"]),
             ),
             models.CheckConstraint(
                 name="distcron_schedule_delivery",
@@ -460,6 +463,11 @@ class Schedule(Policies):
         )
 
     @property
+    def has_timetable(self) -> bool:
+        """Return False where it runs only by hand or after another schedule."""
+        return self.kind != self.Kind.MANUAL
+
+    @property
     def is_in_code(self) -> bool:
         """Return True while code defines the schedule: people may pause it, and not edit it."""
         return bool(self.defined_in) and self.left_code_at is None
@@ -520,7 +528,7 @@ class Schedule(Policies):
         """Set ``next_run_at`` and ``state`` for a row that is not planned yet; saves nothing.
 
         A row that cannot run becomes ``invalid`` with the reason, one without a further
-        instant ``exhausted``.
+        instant ``exhausted``, unless it never has any.
         """
         problem = self._problem()
         if problem:
@@ -529,7 +537,7 @@ class Schedule(Policies):
         self.next_run_at = self.first_after(after)
         self.planned_zones = tzdata_version()
         self.cron_canonical = self._canonical_text()
-        if self.next_run_at is None:
+        if self.next_run_at is None and self.has_timetable:
             self.state = self.State.EXHAUSTED
             self.state_reason = str(_("No instant of the timetable is left."))
 

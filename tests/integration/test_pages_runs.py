@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from distcron_app import registry
 from distcron_app.instants import database_now
-from distcron_app.lifecycle.claim import REPLACE_CAUSE
+from distcron_app.lifecycle.overlap import REPLACE_CAUSE
 from distcron_app.models import Attempt, AuditEntry, Run, Schedule
 from tests.integration.pages_rows import VIEWS, node, run, schedule, user
 

@@ -109,6 +109,12 @@ def fortify(ctx: JobContext) -> None:
         time.sleep(60)
 
 
+@job(name="tests.parent")
+def parent_of(ctx: JobContext) -> int | None:
+    """Return the number of the run whose end started this one."""
+    return ctx.parent and ctx.parent.run_id
+
+
 @job(name="tests.leave_pid")
 def leave_pid(ctx: JobContext) -> None:
     """Tell the number of this process and wait, deaf."""

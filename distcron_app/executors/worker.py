@@ -141,16 +141,8 @@ class Worker:
 
     def _prepared(self, assignment: Assignment) -> Assignment:
         # The context exists before a thread is free, so that a cancel cannot miss it.
-        self._contexts[assignment.run_id] = JobContext(
-            run_id=assignment.run_id,
-            schedule_id=assignment.schedule_id,
-            schedule_key=assignment.schedule_key,
-            job=assignment.job,
-            scheduled_at=assignment.scheduled_at,
-            attempt=assignment.attempt,
-            fencing_token=assignment.fencing_token,
-            is_recovery=assignment.is_recovery,
-            on_progress=functools.partial(self._progressed, assignment.run_id),
+        self._contexts[assignment.run_id] = assignment.context(
+            functools.partial(self._progressed, assignment.run_id)
         )
         return assignment
 

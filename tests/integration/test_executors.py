@@ -22,6 +22,7 @@ from django.db import connection, connections
 from django.test import override_settings
 
 from distcron_app.console import TextConsole
+from distcron_app.context import ParentRun
 from distcron_app.executors import (
     Died,
     Ended,
@@ -140,6 +141,20 @@ def test_a_job_that_raises_is_a_failed_outcome(pool: ProcessPool) -> None:
     assert (outcome.state, outcome.reason) == ("failed", "error")
     assert outcome.error == "ValueError: as asked"
     assert "tests/jobs.py" in outcome.traceback
+
+
+@pytest.mark.parametrize("own_process", [False, True])
+def test_what_started_the_run_reaches_the_job(pool: ProcessPool, own_process: bool) -> None:
+    parent = ParentRun(
+        run_id=41,
+        attempt=1,
+        schedule_key="first",
+        state="succeeded",
+        reason="",
+        scheduled_at=datetime(2026, 11, 29, 11, tzinfo=UTC),
+    )
+    pool.submit([limited(1, "tests.parent", parent=parent, own_process=own_process)])
+    assert outcome_of(pool, 1).result == 41
 
 
 def test_a_cancel_reaches_the_job(pool: ProcessPool) -> None:

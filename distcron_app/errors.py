@@ -244,3 +244,24 @@ class ScheduleBusy(DistcronError):
         super().__init__(text % {"label": label, "run": blocked_by})
         self.label = label
         self.blocked_by = blocked_by
+
+
+class InvalidBackfill(DistcronError, ValueError):
+    """A range, or how it is to run, that cannot be; ``field`` names what is wrong."""
+
+    def __init__(self, label: str, field: str, problem: str) -> None:
+        text = _("Backfill of %(label)r: %(problem)s")
+        super().__init__(text % {"label": label, "problem": problem})
+        self.label = label
+        self.field = field
+        self.problem = problem
+
+
+class BackfillMovedOn(DistcronError):
+    """What a backfill would run, or its state, is not what was acted upon; nothing was changed."""
+
+    def __init__(self, label: str, problem: str) -> None:
+        text = _("Backfill of %(label)r: %(problem)s")
+        super().__init__(text % {"label": label, "problem": problem})
+        self.label = label
+        self.problem = problem

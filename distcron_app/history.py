@@ -253,6 +253,7 @@ def runs_matching(
     nodes: Iterable[Any] | None = None,
     trigger: str = "",
     job: str = "",
+    backfill_id: int | None = None,
 ) -> RunQuerySet:
     """Return the runs that fit every given condition; an empty one means any."""
     runs = Run.objects.all()
@@ -266,6 +267,8 @@ def runs_matching(
         runs = runs.filter(trigger=trigger)
     if job:
         runs = runs.filter(job=job)
+    if backfill_id is not None:
+        runs = runs.filter(backfill=backfill_id)
     return runs
 
 

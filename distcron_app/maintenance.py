@@ -97,6 +97,7 @@ class Sweeper:
         strays = lifecycle.settle_strays(node_id, known_runs, _STRAY_AFTER)
         lifecycle.cancel_without_schedule()
         lifecycle.expire()
+        lifecycle.settle_backfills()
         if self._count % _FORGET_EVERY == 0:
             nodes.forget()
         for dead_id in dead:
@@ -122,6 +123,7 @@ class Sweeper:
         if now < self._prune_at + wait:
             return 0
         step = lifecycle.prune(self._prune_after)
+        lifecycle.forget_backfills()
         is_full = step.after == self._prune_after and step.count > 0
         self._prune_after = step.after or 0
         self._prune_at = now if is_full else now + _jittered(_PRUNE_SECONDS)

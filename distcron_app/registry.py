@@ -33,6 +33,7 @@ from distcron_app.arguments import (
     masked_arguments,
     read_signature,
     to_json,
+    unmasked,
 )
 from distcron_app.definitions import Definition
 from distcron_app.errors import DuplicateJob, InvalidArguments, UnknownJob
@@ -129,10 +130,11 @@ class Job:
         self.check(form)
         return dict(form)
 
-    def parse(self, text: str) -> dict[str, Any]:
+    def parse(self, text: str, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the JSON form of arguments typed as JSON text.
 
-        Raise InvalidArguments as ``check`` does, also for a name given twice.
+        A value that is left masked is taken from ``stored``. Raise InvalidArguments as
+        ``check`` does, also for a name given twice.
         """
         try:
             arguments = json.loads(text or "{}", object_pairs_hook=_unique_pairs)
@@ -142,6 +144,7 @@ class Job:
             raise InvalidArguments(self.name, {WHOLE: message % facts}) from error
         except (ValueError, RecursionError) as error:
             raise InvalidArguments(self.name, {WHOLE: str(error)}) from error
+        arguments = unmasked(arguments, stored)
         self.check(arguments)
         return dict(arguments)
 

@@ -24,6 +24,13 @@ Two guards make one claim per occurrence, and either would do: the schedule's
 second after an edit moves ``next_run_at`` back.
 """
 
+from distcron_app.lifecycle.backfills import (
+    BackfillCancel,
+    cancel_backfill,
+    forget_backfills,
+    queue_backfill,
+    settle_backfills,
+)
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
 from distcron_app.lifecycle.outcome import (
@@ -62,6 +69,7 @@ from distcron_app.lifecycle.values import (
 __all__ = [
     "PRUNE_BATCH",
     "TRANSITIONS",
+    "BackfillCancel",
     "CancelResult",
     "Claimed",
     "ClaimedRun",
@@ -76,6 +84,7 @@ __all__ = [
     "Skip",
     "SkippedRun",
     "Stops",
+    "cancel_backfill",
     "cancel_without_schedule",
     "claim",
     "claim_queued",
@@ -83,11 +92,13 @@ __all__ = [
     "expire",
     "failed_in_a_row",
     "finish",
+    "forget_backfills",
     "give_back",
     "note_lease_lost",
     "note_over_limit",
     "prune",
     "queue_again",
+    "queue_backfill",
     "queue_manual",
     "read_back",
     "recover",
@@ -96,6 +107,7 @@ __all__ = [
     "report_progress",
     "request_cancel",
     "runs_again",
+    "settle_backfills",
     "settle_strays",
     "skip_paused",
     "start",

@@ -248,21 +248,32 @@ def _ahead(schedule_ids: Iterable[int]) -> list[_Ahead]:
         due_at__gt=F("scheduled_at"),
     )
     in_queue = waits & ~Q(trigger=Run.Trigger.MANUAL)
+    is_active = ~Q(state=Run.State.QUEUED) | Q(attempt__gt=0)
     rows = (
-        Run.objects.open()
+        Run.objects.in_the_way()
         .filter(schedule__in=list(schedule_ids))
         .order_by()
         .values_list("schedule_id")
         .annotate(
             ahead=Count("id", filter=~waits & ~is_held_back),
             first=Min("id", filter=~waits & ~is_held_back),
-            active=Min("id", filter=~Q(state=Run.State.QUEUED) | Q(attempt__gt=0)),
+            backfilling=Count("id", filter=is_active & Q(backfill__isnull=False)),
+            active=Min("id", filter=is_active),
             waiting=Count("id", filter=in_queue),
         )
     )
     return [
-        _Ahead(pk, OpenRuns(active=ahead, blocked_by=active or first, waiting=waiting), active)
-        for pk, ahead, first, active, waiting in rows
+        _Ahead(
+            schedule_id=pk,
+            runs=OpenRuns(
+                active=ahead,
+                backfilling=backfilling,
+                blocked_by=active or first,
+                waiting=waiting,
+            ),
+            active_id=active,
+        )
+        for pk, ahead, first, backfilling, active, waiting in rows
     ]
 
 

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from distcron_app.context import ParentRun
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.backfills import active_of, in_turn
 from distcron_app.lifecycle.chains import follow, parents_of, waits_for
 from distcron_app.lifecycle.overlap import (
     REPLACE_CAUSE,
@@ -25,7 +26,7 @@ from distcron_app.lifecycle.overlap import (
     replace,
 )
 from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
-from distcron_app.models import Attempt, ChainLink, Node, Run, Schedule, ended_attempt
+from distcron_app.models import Attempt, Backfill, ChainLink, Node, Run, Schedule, ended_attempt
 
 __all__ = ["claim", "claim_queued", "queue_again", "queue_manual", "read_back"]
 
@@ -57,7 +58,8 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
     """Claim queued runs, given as run id to fresh owner token; return what is now owned.
 
     A run whose schedule has an active run stays queued, and a spread occurrence is
-    skipped then, or where its schedule was paused meanwhile. The schedule's row is locked
+    skipped then, or where its schedule was paused meanwhile. One of a backfill waits for
+    its turn by the rule of the backfill as well. The schedule's row is locked
     first, as in ``claim``, so that the two cannot miss each other.
     """
     if not owner_tokens:
@@ -68,6 +70,8 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         if not schedules:
             return Claimed()
         opened = open_runs(schedules)
+        backfills = _backfills_of(rows.values())
+        own = active_of(backfills)
         locked = (
             Run.objects.select_for_update(skip_locked=_can_skip_locked())
             .filter(pk__in=rows, state="queued", schedule__in=schedules, due_at__lte=DatabaseNow())
@@ -86,9 +90,14 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
             if run.is_undecided and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
                 decided.append(run)
+            elif run.waits_in_backfill and not in_turn(
+                backfills[run.backfill_id or 0], beside, own.get(run.backfill_id or 0, 0)
+            ):
+                continue
             elif fated == "start":
                 won.append(run)
                 opened[schedule.pk] = _with_one_more(beside, run)
+                own[run.backfill_id or 0] = own.get(run.backfill_id or 0, 0) + 1
             elif run.is_held_back and fated == "queue":
                 run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
                 decided.append(run)
@@ -107,9 +116,16 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         )
 
 
+def _backfills_of(runs: Iterable[Run]) -> dict[int, Backfill]:
+    ids = {run.backfill_id for run in runs if run.waits_in_backfill}
+    return Backfill.objects.in_bulk([pk for pk in ids if pk is not None]) if ids else {}
+
+
 def _with_one_more(beside: OpenRuns, run: Run) -> OpenRuns:
+    added = 0 if run.attempt else 1
     return OpenRuns(
-        active=beside.active + (0 if run.attempt else 1),
+        active=beside.active + added,
+        backfilling=beside.backfilling + (added if run.backfill_id else 0),
         blocked_by=beside.blocked_by or run.pk,
         waiting=beside.waiting,
     )
@@ -120,17 +136,20 @@ def queue_manual(
     *,
     by: str,
     arguments: Mapping[str, Any] | None = None,
+    nominal_at: datetime | None = None,
     behind: bool = False,
 ) -> Run:
     """Insert a queued run that starts as soon as a node has a free slot.
 
-    Raise ScheduleBusy when a run of the schedule is queued or active. With ``behind`` it
-    waits for that one instead, whatever the schedule's queue holds already.
+    With ``nominal_at``, aware, it stands for that instant; the timetable's own run of it is
+    not touched. Raise ScheduleBusy when a run of the schedule is queued or active; what
+    waits in a backfill does not count. With ``behind`` it waits for that one instead,
+    whatever the schedule's queue holds already.
     """
     with transaction.atomic():
         limit = Schedule.objects.select_for_update().get(pk=schedule.pk).active_limit
         opened = list(
-            Run.objects.open()
+            Run.objects.in_the_way()
             .filter(schedule=schedule.pk)
             .order_by("id")
             .values_list("pk", flat=True)
@@ -148,6 +167,7 @@ def queue_manual(
             priority=schedule.priority,
             trigger=Run.Trigger.MANUAL,
             triggered_by=by,
+            nominal_at=nominal_at,
             due_at=database_now(),
             state=Run.State.QUEUED,
             reason=Run.Reason.OVERLAP if waits else Run.Reason.NONE,
@@ -232,7 +252,7 @@ def _owned(run: Run, parent: ParentRun | None) -> ClaimedRun:
         job=run.job,
         arguments=run.arguments,
         delivery=run.delivery,
-        scheduled_at=run.scheduled_at or instant,
+        scheduled_at=run.instant or instant,
         due_at=run.due_at,
         state=run.state,
         attempt=run.attempt,
@@ -273,6 +293,8 @@ _CLAIM_SQL = """
 WITH opened AS (
   SELECT r.schedule_id,
          count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
+         count(*) FILTER (WHERE r.backfill_id IS NOT NULL
+                                AND (r.state <> 'queued' OR r.attempt > 0)) AS backfilling,
          min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS blocked_by,
          -- What a person queued takes no place in the schedule's queue.
          count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
@@ -290,6 +312,8 @@ WITH opened AS (
               WHEN s.overlap = 'replace' THEN 'queue'
               WHEN s.overlap = 'queue_one' AND coalesce(o.waiting, 0) < 1 THEN 'queue'
               WHEN s.overlap = 'queue_all' AND coalesce(o.waiting, 0) < s.max_queued THEN 'queue'
+              WHEN o.active - o.backfilling < coalesce(s.max_active, 1) AND o.waiting < 1
+              THEN 'queue'
               ELSE 'skip' END AS fate
   FROM distcron_schedule s LEFT JOIN opened o ON o.schedule_id = s.id
   WHERE s.id = ANY(%(ids)s)
@@ -326,6 +350,7 @@ WITH opened AS (
   FROM p
   WHERE p.replaces AND r.schedule_id = p.id
     AND r.state IN ('claimed', 'running') AND r.cancel_requested_at IS NULL
+    AND r.backfill_id IS NULL
 ), moved AS (
   UPDATE distcron_schedule s
   SET next_run_at = p.next_run_at,

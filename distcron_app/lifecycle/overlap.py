@@ -24,9 +24,14 @@ Fate = Literal["start", "queue", "skip"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRuns:
-    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones."""
+    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones.
+
+    ``backfilling`` of the active ones belong to a backfill; those that wait in one are left
+    out.
+    """
 
     active: int = 0
+    backfilling: int = 0
     blocked_by: int | None = None
     waiting: int = 0
 
@@ -36,7 +41,8 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
 
     ``own`` is 1 where the run itself is among the active ones: a recovered run keeps its
     schedule while it waits for its next attempt. One that ``was_queued`` has waited for its
-    turn; a new one goes to the end of the queue, where there is one.
+    turn; a new one goes to the end of the queue, where there is one. Behind runs of a
+    backfill alone one occurrence waits, whatever the policy: a backfill takes none away.
     """
     limit = schedule.active_limit
     overtakes = bool(runs.waiting) and schedule.overlap in _IN_ORDER and not was_queued
@@ -48,7 +54,10 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
         # It takes the place of whatever waits.
         Schedule.Overlap.REPLACE: runs.waiting + 1,
     }
-    return "queue" if runs.waiting < places.get(Schedule.Overlap(schedule.overlap), 0) else "skip"
+    own_places = places.get(Schedule.Overlap(schedule.overlap), 0)
+    if runs.active - runs.backfilling - own < limit:
+        own_places = max(own_places, 1)
+    return "queue" if runs.waiting < own_places else "skip"
 
 
 _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
@@ -72,21 +81,23 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         .values_list("schedule_id")
         .annotate(
             active=models.Count("id", filter=is_active),
+            backfilling=models.Count("id", filter=is_active & models.Q(backfill__isnull=False)),
             first=models.Min("id", filter=is_active),
             waiting=models.Count("id", filter=waits),
         )
     )
     return {
-        pk: OpenRuns(active=active, blocked_by=first, waiting=waiting)
-        for pk, active, first, waiting in rows
+        pk: OpenRuns(active=active, backfilling=backfilling, blocked_by=first, waiting=waiting)
+        for pk, active, backfilling, first, waiting in rows
     }
 
 
 def replace(blocked: Mapping[int, OpenRuns], *, told: Collection[int]) -> list[int]:
     """Ask the active runs of these schedules to stop, and skip what waits behind them.
 
-    What a person queued is kept: a newer occurrence does not stand for it. Return the runs
-    that are skipped now, of the schedules in ``told`` only, whose end somebody waits for.
+    What a person queued is kept, and so is a backfill: a newer occurrence does not stand for
+    it. Return the runs that are skipped now, of the schedules in ``told`` only, whose end
+    somebody waits for.
     """
     now = database_now() if blocked else None
     skipped: list[int] = []
@@ -107,7 +118,7 @@ def replace(blocked: Mapping[int, OpenRuns], *, told: Collection[int]) -> list[i
             finished_at=now,
             details={"blocked_by": runs.blocked_by, "replaced": True},
         )
-        of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
-            cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
-        )
+        of_schedule.filter(
+            state__in=Run.ACTIVE_STATES, cancel_requested_at=None, backfill=None
+        ).update(cancel_requested_at=now, cancel_cause=REPLACE_CAUSE)
     return skipped

@@ -161,11 +161,15 @@ def expire() -> int:
     """Skip queued runs that could not start within their schedule's deadline; return how many.
 
     Counted from the instant of the timetable, or from when the run was to start where that
-    is later. A run that has begun once is left alone: it is decided by its retries.
+    is later. A run that has begun once is left alone: it is decided by its retries. So is
+    a backfill: whoever asked for it wants what is late.
     """
     rows = list(
         Run.objects.filter(
-            state=Run.State.QUEUED, attempt=0, schedule__start_deadline_seconds__isnull=False
+            state=Run.State.QUEUED,
+            attempt=0,
+            backfill=None,
+            schedule__start_deadline_seconds__isnull=False,
         ).select_related("schedule")[:_BATCH]
     )
     if not rows:

@@ -14,6 +14,7 @@ million runs is one row, and its history stays with the names as they were.
 """
 
 from distcron_app.models.audit import AuditEntry
+from distcron_app.models.backfills import Backfill, BackfillProgress, BackfillQuerySet
 from distcron_app.models.calendars import (
     Calendar,
     CalendarEntry,
@@ -43,6 +44,9 @@ __all__ = [
     "TIMETABLE_FIELDS",
     "Attempt",
     "AuditEntry",
+    "Backfill",
+    "BackfillProgress",
+    "BackfillQuerySet",
     "Calendar",
     "CalendarEntry",
     "ChainGraph",

@@ -33,6 +33,8 @@ class AuditEntry(models.Model):
         RELEASE_LOCK = "release_lock", _("release lock")
         CANCEL = "cancel", pgettext_lazy("verb", "cancel")
         RUN_AGAIN = "run_again", _("run again")
+        BACKFILL = "backfill", _("backfill")
+        CANCEL_BACKFILL = "cancel_backfill", _("cancel backfill")
         PRUNE = "prune", pgettext_lazy("verb", "prune")
         MAINTENANCE_ON = "maintenance_on", _("begin maintenance")
         MAINTENANCE_OFF = "maintenance_off", _("end maintenance")

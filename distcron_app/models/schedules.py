@@ -342,6 +342,7 @@ class Schedule(Policies):
         permissions = [
             ("view_dashboard", _("Can view the dashboard")),
             ("run_schedule", _("Can run a schedule now")),
+            ("backfill_schedule", _("Can run a past range of a schedule")),
             ("pause_schedule", _("Can pause and resume a schedule")),
             ("view_lock", _("Can view locks")),
             ("force_release_lock", _("Can release a lock that somebody holds")),

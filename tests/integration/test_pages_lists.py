@@ -110,7 +110,7 @@ def test_filter_takes_the_id_of_a_schedule_and_of_a_node(admin_client: Client) -
     ("query", "message"),
     [
         ("state=bogus", "“bogus” is not known. Choose one of: queued, claimed, running,"),
-        ("trigger=cron", "“cron” is not known. Choose one of: timetable, manual, chain."),
+        ("trigger=cron", "“cron” is not known. Choose one of: timetable, manual, chain, backfill."),
         ("schedule=nope", "No schedule has the key “nope”."),
         ("node=nope", "No node is called “nope”."),
         ("before=abc", "Before: Enter a whole number."),

@@ -14,7 +14,7 @@ from tests.unit.sources import PACKAGE, Source, dotted, sources
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "clock"),
     ("conf", "signals", "timetable", "context", "instants", "capture", "memory"),
-    ("arguments", "definitions", "wakeup", "locks", "wording"),
+    ("arguments", "definitions", "wakeup", "locks", "wording", "walltime"),
     ("registry", "leases", "lock_checks"),
     ("__init__", "runner", "console", "checks", "builtin_jobs"),
     ("models",),

@@ -208,7 +208,12 @@ class _Program:
 
 
 def _spawn(argv: list[str], output: int) -> int:
-    """Start ``argv``; unlike fork and exec with a hook, this is safe beside threads."""
+    """Start ``argv``; unlike fork and exec with a hook, this is safe beside threads.
+
+    In a process of the run's own it stays in that session, so that it is found and killed
+    where the process is killed before it can end its program.
+    """
+    leads_session = os.getsid(0) == os.getpid()
     return os.posix_spawn(
         argv[0],
         argv,
@@ -218,7 +223,7 @@ def _spawn(argv: list[str], output: int) -> int:
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output, 2),
         ],
-        setsid=True,
+        **({"setpgroup": 0} if leads_session else {"setsid": True}),
         # A worker ignores or blocks signals that a program expects to end by.
         setsigmask=[],
         setsigdef=sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}),

@@ -71,6 +71,10 @@ class Config:
     # Slots of a node that only runs of at least this priority may use.
     reserved_slots: int = 0
     reserved_priority: int = 50
+    # A worker process is replaced by a fresh one after so many runs, and when it uses more
+    # memory than this; 0 is never.
+    worker_max_runs: int = 10_000
+    worker_max_memory_mb: int = 0
     # How long SIGTERM waits for running jobs.
     drain_seconds: float = 25.0
     # Most occurrences claimed in one transaction.
@@ -148,6 +152,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "THREADS": (1, 256),
     "RESERVED_SLOTS": (0, 65_535),
     "RESERVED_PRIORITY": (-100, 100),
+    "WORKER_MAX_RUNS": (0, 1_000_000_000),
+    "WORKER_MAX_MEMORY_MB": (0, 1_048_576),
     "DRAIN_SECONDS": (0, 86_400),
     "BATCH_SIZE": (1, 10_000),
     "POLL_SECONDS": (0.05, 60),

@@ -195,6 +195,19 @@ class TextConsole:
             "runs": _numbers(facts["runs"]),
         }
 
+    def _on_worker_recycled(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        text = _("worker process %(pid)s is replaced by a fresh one, %(cause)s")
+        return "good", text % dict(facts)
+
+    def _on_over_limit(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        return "warning", _("run %(run)s was told to stop: %(cause)s") % dict(facts)
+
+    def _on_stuck(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        text = _("run %(run)s is over its limit in a thread that does not stop")
+        if facts["replaced"]:
+            text = _("run %(run)s does not stop; a fresh worker takes the place of its worker")
+        return "warning", text % dict(facts)
+
     def _on_start_refused(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         text = _("not started, others have taken over: %s") % _numbers(facts["runs"])
         return "warning", text

@@ -21,11 +21,13 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from distcron_app.clock import Clock
-from distcron_app.errors import LeaseLost, RunStopped
+from distcron_app.errors import LeaseLost, RunStopped, RunTimedOut
 
 __all__ = [
     "CHECKPOINT_LIMIT_BYTES",
     "LEASE_LOST",
+    "TIMEOUT",
+    "WORKER_DIED",
     "EarlierAttempt",
     "JobContext",
     "ParentRun",
@@ -39,6 +41,9 @@ PROGRESS_MESSAGE_LENGTH = 200
 # A place to go on from, not a store: it is written with the run's row.
 CHECKPOINT_LIMIT_BYTES = 65_536
 LEASE_LOST = "lease_lost"
+TIMEOUT = "timeout"
+WORKER_DIED = "worker_died"
+_KINDS: dict[str, type[RunStopped]] = {LEASE_LOST: LeaseLost, TIMEOUT: RunTimedOut}
 
 logger = logging.getLogger("distcron.context")
 
@@ -70,6 +75,8 @@ class _Shared:
     __slots__ = (
         "cause",
         "count_output",
+        "interrupt",
+        "is_in_job",
         "lock",
         "read_output",
         "reason",
@@ -86,6 +93,8 @@ class _Shared:
         self.reported_at = -math.inf
         self.read_output: Callable[[], str] = str
         self.count_output: Callable[[], int] = int
+        self.interrupt: Callable[[], object] | None = None
+        self.is_in_job = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,15 +194,17 @@ class JobContext:
             if not self._shared.stop.is_set():
                 self._shared.cause, self._shared.reason = cause, reason
                 self._shared.stop.set()
+                if self._shared.interrupt is not None:
+                    self._shared.interrupt()
 
     def check(self) -> None:
         """Raise RunStopped when the job should stop; call it wherever stopping is safe.
 
-        It is a LeaseLost where the reason is that the run no longer holds its lock.
+        It is a LeaseLost where the run no longer holds its lock, and a RunTimedOut where it
+        took longer than its limit.
         """
         if self.cancelled:
-            kind = LeaseLost if self.cancel_reason == LEASE_LOST else RunStopped
-            raise kind(_("Run %d") % self.run_id, self.cancel_cause)
+            raise self._stopped(self.cancel_cause)
 
     def wait(self, seconds: float) -> None:
         """Block for ``seconds``; raise RunStopped at once when the job should stop."""
@@ -263,6 +274,46 @@ class JobContext:
             message = _("Checkpoint of run %(run)d: %(problem)s. Give it what JSON can hold.")
             raise TypeError(message % {"run": self.run_id, "problem": error}) from error
         return text
+
+    @contextlib.contextmanager
+    def in_job(self) -> Iterator[None]:
+        """Tell ``terminate`` that the job's code runs in the block; the runner calls it."""
+        self._shared.is_in_job = True
+        try:
+            yield
+        finally:
+            self._shared.is_in_job = False
+
+    @contextlib.contextmanager
+    def interrupted_by(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Let ``cancel`` call ``interrupt`` while the block runs, at once where it came before.
+
+        It is called at most once, from any thread, and must not block.
+        """
+        with self._shared.lock:
+            self._shared.interrupt = interrupt
+            if self.cancelled:
+                interrupt()
+        try:
+            yield
+        finally:
+            with self._shared.lock:
+                self._shared.interrupt = None
+
+    def terminate(self, signal_name: str) -> None:
+        """Raise RunStopped in the job, if it runs: for the signal handler of its process.
+
+        Where nobody asked it to stop, its reason is that its process was ended. It takes no
+        lock, since the thread that it interrupts may hold it.
+        """
+        if not self.cancelled:
+            self._shared.cause = f"its process received {signal_name}"
+            self._shared.reason = WORKER_DIED
+        if self._shared.is_in_job:
+            raise self._stopped(f"{self.cancel_cause}; stopped by {signal_name}")
+
+    def _stopped(self, cause: str) -> RunStopped:
+        return _KINDS.get(self.cancel_reason, RunStopped)(_("Run %d") % self.run_id, cause)
 
     def _is_worth_sending(self, report: tuple[float, str]) -> bool:
         now = self.clock.monotonic()

@@ -14,6 +14,7 @@ DistcronError
 ├── RetryLater              raised by a job: try again after so long
 ├── GiveUp                  raised by a job: it failed, and another attempt is useless
 ├── RunStopped              the run was told to stop, by a person or as its node stops
+│   └── RunTimedOut         it took longer than its limit
 ├── NotCommitted            a transactional run could not be committed: its writes are undone
 ├── StaleVersion            somebody else saved the row first
 ├── ChainCycle              a link would let a schedule start itself in the end
@@ -45,6 +46,7 @@ __all__ = [
     "RetryLater",
     "RunMovedOn",
     "RunStopped",
+    "RunTimedOut",
     "ScheduleBusy",
     "StaleVersion",
     "TimetableError",
@@ -174,6 +176,10 @@ class RunStopped(DistcronError):
         super().__init__(self.text % {"label": label, "cause": cause})
         self.label = label
         self.cause = cause
+
+
+class RunTimedOut(RunStopped):
+    """The attempt, or all attempts of the run together, took longer than allowed."""
 
 
 class LeaseLost(RunStopped, LockError):

@@ -449,11 +449,29 @@ def _active(run: Run, now: datetime) -> Explanation:
     if run.state == Run.State.CLAIMED:
         return Explanation(why=_("Node %(node)s owns it and is about to start it.") % facts)
     why = _("The job is running on node %(node)s.") % facts
-    if run.cancel_requested_at is None:
+    if run.over_limit_at is not None:
+        why += " " + _("It takes longer than its limit and was told to stop.")
+    elif run.cancel_requested_at is None:
         return Explanation(why=why)
-    return Explanation(
-        why=f"{why} {stop_asked(run)}",
-        advice=_("It ends where its job looks for that. A job that never looks runs to its end."),
+    if asked := stop_asked(run):
+        why += f" {asked}"
+    return Explanation(why=why, advice=_until_it_stops(run))
+
+
+def _until_it_stops(run: Run) -> str:
+    """Return what becomes of a running job that was told to stop."""
+    schedule = run.schedule
+    if schedule is not None and schedule.isolation == Schedule.Isolation.OWN:
+        return _(
+            "It has %d s to stop. After half of them its process is sent SIGTERM, at their end it "
+            "is killed with all that it has started."
+        ) % (schedule.kill_grace_seconds)
+    if run.over_limit_at is None:
+        return _("It ends where its job looks for that. A job that never looks runs to its end.")
+    return _(
+        "It runs in a thread, which cannot be killed: it ends where its job looks for that, or at "
+        "its end. Until then it keeps its slot, and no other run of its schedule takes its place. "
+        "In a process of its own it could be killed."
     )
 
 
@@ -517,6 +535,7 @@ def _failed(run: Run) -> Explanation:
     advices = {
         Run.Reason.JOB_NOT_FOUND: _("Deploy the code that registers the job on every node."),
         Run.Reason.INVALID_ARGUMENTS: _("Edit the arguments of the schedule."),
+        Run.Reason.TIMEOUT: _("Find out what it waited for, or give it more time."),
         Run.Reason.WORKER_DIED: _("Often the memory ran out. Look into the log of the host."),
     }
     return Explanation(

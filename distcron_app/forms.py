@@ -93,6 +93,8 @@ _DEFAULTED = (
     "queue",
     "priority",
     "max_recoveries",
+    "kill_grace_seconds",
+    "isolation",
 )
 # Of which at least one is filled in as soon as somebody has begun to type a rule.
 _RULE_FIELDS = ("cron", "interval_seconds", "calendar_every", "calendar_date", "run_at")

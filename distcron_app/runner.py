@@ -7,6 +7,7 @@ state and takes no decision about retries: whoever sent the assignment does.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import inspect
@@ -26,11 +27,24 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.translation import gettext as _
 
-from distcron_app import registry
+from distcron_app import memory, registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
-from distcron_app.context import EarlierAttempt, JobContext, ParentRun, entered
-from distcron_app.errors import InvalidArguments, RetryLater, RunStopped, UnknownJob
+from distcron_app.context import (
+    TIMEOUT,
+    WORKER_DIED,
+    EarlierAttempt,
+    JobContext,
+    ParentRun,
+    entered,
+)
+from distcron_app.errors import (
+    InvalidArguments,
+    RetryLater,
+    RunStopped,
+    RunTimedOut,
+    UnknownJob,
+)
 
 __all__ = ["TRANSACTIONAL", "Assignment", "Facts", "Outcome", "Transact", "execute"]
 
@@ -44,6 +58,7 @@ FRAME_LIMIT = 100
 # A larger or non-JSON result is kept as its short repr.
 RESULT_LIMIT_BYTES = 65_536
 RESULT_REPR_LENGTH = 500
+_TIMED_OUT = RunTimedOut.__name__
 
 # Frames of the machinery above the job, stripped from the top of a traceback.
 _MACHINERY = re.compile(r"(distcron_app\.runner|asgiref|asyncio|concurrent\.futures)(\.|$)")
@@ -74,6 +89,13 @@ class Assignment:
     recovered_from: EarlierAttempt | None = None
     last_checkpoint: Any = dataclasses.field(default=None, repr=False)
     parent: ParentRun | None = None
+    # In a process of its own: it may be killed, and its memory limited.
+    own_process: bool = False
+    # From the begin of the execution; None is no limit. The cause says which limit it was.
+    timeout_seconds: float | None = None
+    timeout_cause: str = ""
+    kill_grace_seconds: float = 10.0
+    memory_limit_mb: int | None = None
 
     def to_wire(self) -> list[Any]:
         """Return a JSON-able list that ``from_wire`` reads."""
@@ -145,7 +167,8 @@ class Outcome:
     """How an attempt ended. All text is masked, storable and bounded.
 
     ``reason`` is empty for a success, else error, exit_code, job_not_found or
-    invalid_arguments; for a job that stopped when its context told it to, its reason.
+    invalid_arguments; for a job that stopped when its context told it to, its reason. A job
+    that ended after its limit has failed with the reason timeout, whatever it returned.
     ``result`` is JSON; another value is kept as ``{"repr": "..."}``. ``error`` is one
     line of at most 500 characters.
     """
@@ -246,11 +269,26 @@ def _call(
     assignment: Assignment,
     context: JobContext,
 ) -> dict[str, Any]:
+    began = context.clock.monotonic()
+    facts = _called(function, values, assignment, context)
+    if context.cancel_reason == TIMEOUT and facts.get("reason") != TIMEOUT:
+        return facts | _overrun(facts, context, context.clock.monotonic() - began)
+    return facts
+
+
+def _called(
+    function: Callable[..., Any],
+    values: dict[str, Any],
+    assignment: Assignment,
+    context: JobContext,
+) -> dict[str, Any]:
+    limit_mb = assignment.memory_limit_mb if assignment.own_process else None
     try:
-        result = function(**values)
-        if inspect.iscoroutine(result):
-            # Unlike asyncio.run, it runs the ORM's calls in this thread, on its connections.
-            result = async_to_sync(_awaited)(result)
+        with memory.limited(limit_mb), context.in_job():
+            result = function(**values)
+            if inspect.iscoroutine(result):
+                # Unlike asyncio.run, it runs the ORM's calls in this thread, on its connections.
+                result = async_to_sync(_awaited)(result, context)
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
@@ -260,17 +298,46 @@ def _call(
     except subprocess.CalledProcessError as error:
         return _failure("exit_code", error, assignment, with_traceback=True)
     except RunStopped as error:
-        if not context.cancelled:
+        if not context.cancel_reason:
             # Of a lock that the job took by itself.
             return _failure("error", error, assignment, with_traceback=True)
-        return _failure(context.cancel_reason, error, assignment) | {"state": "cancelled"}
+        state = "failed" if context.cancel_reason in (TIMEOUT, WORKER_DIED) else "cancelled"
+        return _failure(context.cancel_reason, error, assignment) | {"state": state}
+    except MemoryError as error:
+        facts = _failure("error", error, assignment, with_traceback=True)
+        if limit_mb is None:
+            return facts
+        return facts | {"error": _("MemoryError: the limit of its process is %d MB") % limit_mb}
     except BaseException as error:  # noqa: BLE001 - whatever a job raises ends this run only
         return _failure("error", error, assignment, with_traceback=True)
     return {"state": "succeeded", "result": _storable(result, assignment.arguments)}
 
 
-async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return await coroutine
+async def _awaited(coroutine: Coroutine[Any, Any, Any], context: JobContext) -> Any:
+    """Await the job in a task of its own, which ends at its next await when it is to stop."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(coroutine)
+    with context.interrupted_by(functools.partial(loop.call_soon_threadsafe, task.cancel)):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            context.check()
+            raise
+
+
+def _overrun(facts: dict[str, Any], context: JobContext, seconds: float) -> dict[str, Any]:
+    """Return what is different of a job that ended by itself after its limit had passed."""
+    told = RunTimedOut(_("Run %d") % context.run_id, context.cancel_cause)
+    ended = _("It ended by itself after %(seconds).1f s") % {"seconds": seconds}
+    text = f"{_TIMED_OUT}: {told} {ended}"
+    if facts.get("error"):
+        text += f": {facts['error']}"
+    return {
+        "state": "failed",
+        "reason": TIMEOUT,
+        "error": text[:ERROR_LENGTH],
+        "retry_seconds": None,
+    }
 
 
 def _failure(

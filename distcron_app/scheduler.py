@@ -19,20 +19,29 @@ import logging
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from distcron_app import executors, lifecycle, nodes, signals
 from distcron_app.clock import Clock
 from distcron_app.conf import Config
 from distcron_app.context import EarlierAttempt
 from distcron_app.dispatch import Dispatcher, Tick
-from distcron_app.errors import ConfigurationError
-from distcron_app.executors import Died, Ended, PoolBroken, ProcessPool
+from distcron_app.errors import ConfigurationError, RunTimedOut
+from distcron_app.executors import (
+    Died,
+    Ended,
+    OverLimit,
+    PoolBroken,
+    ProcessPool,
+    Recycled,
+    Stuck,
+)
 from distcron_app.keeper import Keeper
 from distcron_app.leases import FindLevel, LeaseBook
 from distcron_app.lifecycle import ClaimedRun, Failure, Finished, SkippedRun
@@ -113,10 +122,14 @@ class Scheduler:
         self._failures = 0
         self._away: dict[str, str] = {}
         self._in_maintenance = False
-        # Runs that were told to stop, with cause and reason, and lost leases that are not yet
-        # noted on their run.
+        # Runs that were told to stop, with cause and reason, those of them that a person asked
+        # to stop, and lost leases that are not yet noted on their run.
         self._told: dict[int, tuple[str, str]] = {}
+        self._asked: set[int] = set()
         self._unnoted: dict[int, str] = {}
+        # Runs over their limit, and those of which the row does not say it yet.
+        self._over_limit: set[int] = set()
+        self._unnoted_over: set[int] = set()
 
     def run(self) -> int:
         """Register, loop until a signal, drain, leave; return the exit code."""
@@ -178,6 +191,7 @@ class Scheduler:
         self._keeper.ticked()
         self._keeper.running = self._pool.in_flight
         self._cancel_lost()
+        self._note_over_limit()
         self._flush(force=self._draining_until is not None)
         self._settle()
         if self._keeper.fenced:
@@ -254,7 +268,7 @@ class Scheduler:
 
     def _capacity(self) -> tuple[int, int]:
         """Return how many runs may be claimed, and how many more of the reserved priority."""
-        waiting = len(self._ready) + self._pool.in_flight
+        waiting = len(self._ready) + self._pool.taken_slots
         ahead = min(self._config.batch_size, int(self._rate.per_second() * CLAIM_AHEAD_SECONDS))
         free = max(0, self._config.slots + ahead - waiting)
         urgent = self._pool.in_flight - len(self._ordinary)
@@ -273,8 +287,11 @@ class Scheduler:
 
     @property
     def _ordinary_room(self) -> int:
-        """Return how many more runs below the reserved priority may be in flight."""
-        return self._config.slots - self._config.reserved_slots - len(self._ordinary)
+        """Return how many more runs below the reserved priority may take a slot."""
+        # Those of a worker that was replaced take none any more.
+        abandoned = self._pool.in_flight - self._pool.taken_slots
+        taken = len(self._ordinary) - abandoned
+        return self._config.slots - self._config.reserved_slots - taken
 
     def _can_start(self) -> bool:
         if not self._ready or not self._pool.free_slots:
@@ -323,13 +340,23 @@ class Scheduler:
                 due_at=run.due_at,
                 attempt=run.attempt + (run.state != Run.State.RUNNING),
             )
-        self._pool.submit(_assignment(run, self._effect_lock(run)) for run in runs)
         self._ordinary.update(run.run_id for run in runs if not self._is_urgent(run))
+        self._pool.submit(self._assignments(runs))
         for run in runs:
             if run.run_id in self._told:
                 # It was told while it waited for a thread, where no job could hear it.
                 cause, reason = self._told[run.run_id]
                 self._pool.cancel({run.run_id: cause}, reason=reason)
+
+    def _assignments(self, runs: list[ClaimedRun]) -> Iterator[Assignment]:
+        """Yield what to execute; a run whose attempts have used up their time has failed."""
+        now = self._keeper.database_time()
+        for run in runs:
+            seconds, cause = run.seconds_allowed(now)
+            if seconds is not None and seconds <= 0:
+                self._ended(_out_of_time(run, cause))
+            else:
+                yield _assignment(run, self._effect_lock(run), seconds, cause)
 
     def _effect_lock(self, run: ClaimedRun) -> str:
         """Return the lock to hold where the job writes, "" where the level has none for it."""
@@ -345,8 +372,20 @@ class Scheduler:
             self._ended(news.outcome)
         elif isinstance(news, Died):
             self._worker_died(news)
+        elif isinstance(news, OverLimit):
+            self._went_over_limit(news)
+        elif isinstance(news, Stuck):
+            self._report("stuck", run=news.run_id, replaced=news.is_replaced)
+        elif isinstance(news, Recycled):
+            self._report("worker_recycled", pid=news.pid, runs=news.runs, cause=news.cause)
         else:
             self._news.take(news)
+
+    def _went_over_limit(self, news: OverLimit) -> None:
+        if news.run_id in self._owned:
+            self._over_limit.add(news.run_id)
+            self._unnoted_over.add(news.run_id)
+            self._report("over_limit", run=news.run_id, cause=news.cause)
 
     def _ended(self, outcome: Outcome) -> None:
         self._ordinary.discard(outcome.run_id)
@@ -355,6 +394,7 @@ class Scheduler:
             return
         self._rate.count()
         self._news.ended(outcome.run_id, succeeded=outcome.state == "succeeded")
+        self._over_limit.discard(outcome.run_id)
         if not self._outcomes:
             self._flush_at = self._clock.monotonic() + FLUSH_SECONDS
         self._outcomes.append(
@@ -376,9 +416,15 @@ class Scheduler:
 
     def _failure(self, run: ClaimedRun, outcome: Outcome) -> Failure | None:
         """Return what decides about another attempt; None where there can be none."""
-        if outcome.state != "failed" or not outcome.exceptions or run.attempts_left < 1:
+        timed_out = outcome.reason == Run.Reason.TIMEOUT
+        may_retry = outcome.state == "failed" and (timed_out or outcome.exceptions)
+        if not may_retry or run.attempts_left < 1:
             return None
-        return Failure(exceptions=outcome.exceptions, retry_seconds=outcome.retry_seconds)
+        return Failure(
+            exceptions=outcome.exceptions,
+            retry_seconds=outcome.retry_seconds,
+            timed_out=timed_out,
+        )
 
     def _worker_died(self, death: Died) -> None:
         self._report("worker_died", runs=death.run_ids, cause=death.cause)
@@ -433,7 +479,8 @@ class Scheduler:
     def _may_repeat(self, report: Finished) -> bool:
         """Return True for a job that stopped half-way although it is to run at least once."""
         delivery = self._owned[report.run_id].delivery
-        is_half_done = report.state == Run.State.CANCELLED and report.reason != Run.Reason.CANCELLED
+        was_stopped = report.state == Run.State.CANCELLED or report.reason == Run.Reason.WORKER_DIED
+        is_half_done = was_stopped and report.reason != Run.Reason.CANCELLED
         return is_half_done and delivery in Schedule.REPEATING_DELIVERIES
 
     def _repeat(self, reports: list[Finished]) -> None:
@@ -442,7 +489,7 @@ class Scheduler:
             recovered = lifecycle.recover_owned(
                 [self._owned[report.run_id]],
                 reason=report.reason,
-                unknown=Run.State.CANCELLED,
+                unknown=report.state,
                 detail=report.error,
             )
             if recovered.requeued:
@@ -490,6 +537,8 @@ class Scheduler:
             self._owned.pop(run_id, None)
             self._unnoted.pop(run_id, None)
             self._told.pop(run_id, None)
+        for known in (self._asked, self._over_limit, self._unnoted_over):
+            known.difference_update(gone)
         self._news.forget(gone)
         self._leases.let_go(gone)
 
@@ -568,6 +617,11 @@ class Scheduler:
             lifecycle.note_lease_lost(self._unnoted, self._tokens(self._unnoted))
             self._unnoted = {}
 
+    def _note_over_limit(self) -> None:
+        if self._unnoted_over:
+            lifecycle.note_over_limit(self._tokens(self._unnoted_over))
+            self._unnoted_over.clear()
+
     def _tell_lost(self, causes: dict[int, str]) -> None:
         self._pool.cancel(causes, reason=Run.Reason.LEASE_LOST)
         self._told |= {run: (cause, Run.Reason.LEASE_LOST) for run, cause in causes.items()}
@@ -581,9 +635,11 @@ class Scheduler:
         has just released.
         """
         stops = lifecycle.stops(list(self._owned.values()))
-        asked = {run_id: cause for run_id, cause in stops.asked.items() if run_id not in self._told}
+        # Even one that was told before: in a process of its own it is killed now.
+        asked = {pk: cause for pk, cause in stops.asked.items() if pk not in self._asked}
         self._pool.cancel(asked, reason=Run.Reason.CANCELLED)
         self._told |= {run: (cause, Run.Reason.CANCELLED) for run, cause in asked.items()}
+        self._asked |= asked.keys()
         for run_id, cause in asked.items():
             self._report("stop_asked", run=run_id, cause=cause)
         gone = stops.gone
@@ -632,6 +688,8 @@ class Scheduler:
         alerts = [self._alert(name, cause) for name, cause in away.items()]
         if abs(self._keeper.clock_offset_ms) > CLOCK_OFFSET_ALERT_MS:
             alerts.append(_("host clock is off by %d ms") % self._keeper.clock_offset_ms)
+        if self._pool.stuck:
+            alerts.append(_stuck_alert(self._pool.stuck))
         self._keeper.alert = "; ".join(alerts)
 
     def _waits(self, name: str) -> bool:
@@ -692,7 +750,7 @@ class Scheduler:
     def _cut_short(self) -> int:
         """Tell the jobs to stop, wait a moment, kill the rest and say what became of them."""
         causes = {run_id: "the node is stopping" for run_id in self._owned}
-        self._pool.cancel(causes, reason=Run.Reason.SHUTDOWN)
+        self._pool.cancel(causes, reason=Run.Reason.SHUTDOWN, within=CANCEL_GRACE_SECONDS)
         deadline = self._clock.monotonic() + CANCEL_GRACE_SECONDS
         while self._pool.in_flight and self._clock.monotonic() < deadline:
             for news in self._pool.poll(FLUSH_SECONDS):
@@ -714,6 +772,8 @@ class Scheduler:
         """
         self._pool.kill()
         settled = True
+        for run_id in self._over_limit & self._owned.keys():
+            self._ended(_cut_over_limit(self._owned[run_id], detail))
         try:
             self._flush(force=True)
             waiting = self._unstarted()
@@ -766,7 +826,7 @@ def _order(run: ClaimedRun) -> int:
     return -run.priority
 
 
-def _assignment(run: ClaimedRun, effect_lock: str) -> Assignment:
+def _assignment(run: ClaimedRun, effect_lock: str, seconds: float | None, cause: str) -> Assignment:
     started_with_claim = run.state == Run.State.RUNNING
     return Assignment(
         run_id=run.run_id,
@@ -783,6 +843,11 @@ def _assignment(run: ClaimedRun, effect_lock: str) -> Assignment:
         recovered_from=_recovered_from(run),
         last_checkpoint=run.checkpoint,
         parent=run.parent,
+        own_process=run.isolation == Schedule.Isolation.OWN,
+        timeout_seconds=seconds,
+        timeout_cause=cause,
+        kill_grace_seconds=run.kill_grace_seconds,
+        memory_limit_mb=run.memory_limit_mb,
     )
 
 
@@ -791,3 +856,33 @@ def _recovered_from(run: ClaimedRun) -> EarlierAttempt | None:
     if earlier is None or earlier.reason not in Run.CUT_OFF_REASONS:
         return None
     return EarlierAttempt(**dataclasses.asdict(earlier), checkpoint=run.checkpoint)
+
+
+def _out_of_time(run: ClaimedRun, cause: str) -> Outcome:
+    """Return the outcome of an attempt that does not begin."""
+    return _timed_out(run, f"{cause}; this attempt did not begin")
+
+
+def _cut_over_limit(run: ClaimedRun, detail: str) -> Outcome:
+    """Return the outcome of a job that was over its limit and was killed with its worker."""
+    return _timed_out(run, f"it took longer than its limit; {detail}")
+
+
+def _timed_out(run: ClaimedRun, cause: str) -> Outcome:
+    told = RunTimedOut(_("Run %d") % run.run_id, cause)
+    return Outcome(
+        run_id=run.run_id,
+        fencing_token=run.fencing_token,
+        state="failed",
+        reason=Run.Reason.TIMEOUT,
+        error=f"{RunTimedOut.__name__}: {told}",
+    )
+
+
+def _stuck_alert(count: int) -> str:
+    message = ngettext(
+        "%d job is over its limit in a thread that does not stop; it keeps its slot",
+        "%d jobs are over their limit in threads that do not stop; they keep their slots",
+        count,
+    )
+    return message % count

@@ -93,6 +93,14 @@ _POLICIES = (
             ("auto_pause_after", "auto_pause_minutes"),
         ),
     ),
+    (
+        gettext_lazy("When it takes too long"),
+        (
+            ("run_timeout_seconds", "total_timeout_seconds"),
+            ("kill_grace_seconds", "retry_on_timeout"),
+            ("isolation", "memory_limit_mb"),
+        ),
+    ),
 )
 
 

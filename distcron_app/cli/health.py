@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.models import Count, Max
 from django.utils import formats
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 import distcron_app
 from distcron_app.cli import states, times
@@ -49,6 +50,7 @@ class _Status:
     schedules: dict[str, int]
     overdue: int
     running: int
+    over_limit: int
     queued: int
     lost: int
     failed: int
@@ -106,6 +108,7 @@ def _read() -> _Status:
         schedules=_schedule_states(),
         overdue=Schedule.objects.overdue(get_config().misfire_grace_seconds).count(),
         running=Run.objects.filter(state__in=Run.ACTIVE_STATES).count(),
+        over_limit=Run.objects.over_limit().count(),
         queued=Run.objects.filter(state=Run.State.QUEUED).count(),
         lost=states_of_runs.get(Run.State.LOST, 0),
         failed=states_of_runs.get(Run.State.FAILED, 0),
@@ -165,6 +168,8 @@ def _rows(status: _Status) -> list[list[Cell | str]]:
     if status.warning:
         warnings.append([mark, _("zone data"), status.warning])
     warnings += [[mark, _("queues"), text] for text in status.unserved]
+    if status.over_limit:
+        warnings.append([mark, _("over their limit"), _over_limit_words(status.over_limit)])
     return [
         _row(True, _("database"), database),
         _row(status.locks_ms is not None, _("locks"), locks),
@@ -204,6 +209,11 @@ def _run_words(status: _Status) -> str:
     return _("%(running)d running, %(queued)d queued") % facts
 
 
+def _over_limit_words(count: int) -> str:
+    message = ngettext("%d run was told to stop", "%d runs were told to stop", count)
+    return message % count
+
+
 def _facts(status: _Status) -> dict[str, Any]:
     return {
         "at": times.iso(status.now),
@@ -222,6 +232,7 @@ def _facts(status: _Status) -> dict[str, Any]:
         "schedules": status.schedules,
         "overdue": status.overdue,
         "running": status.running,
+        "over_limit": status.over_limit,
         "queued": status.queued,
         "lost_24h": status.lost,
         "failed_24h": status.failed,

@@ -44,10 +44,20 @@ class _Line:
 
     schedule: Schedule
     outcome: Run | None
-    active_run_id: int | None
+    active: tuple[Run, ...]
     now: datetime
     starts: Sequence[ChainLink]
     started_by: Sequence[ChainLink]
+
+    @property
+    def active_run_id(self) -> int | None:
+        return self.active[0].pk if self.active else None
+
+    @property
+    def over_limit_at(self) -> datetime | None:
+        """Return since when a run is over its limit, the first of them."""
+        since = [run.over_limit_at for run in self.active if run.is_over_limit]
+        return min(since) if since else None
 
     @property
     def is_failing(self) -> bool:
@@ -83,7 +93,7 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
         _Line(
             schedule=schedule,
             outcome=outcomes.get(ids.get(schedule.pk) or 0),
-            active_run_id=active.get(schedule.pk),
+            active=active.get(schedule.pk, ()),
             now=now,
             starts=chains.starts.get(schedule.pk, ()),
             started_by=chains.started_by.get(schedule.pk, ()),
@@ -92,9 +102,14 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
     ]
 
 
-def _active_runs(schedule_ids: Collection[int]) -> dict[int | None, int]:
-    active = Run.objects.active().order_by("-id").values_list("schedule_id", "id")
-    return {schedule: run for schedule, run in active if schedule in schedule_ids}
+def _active_runs(schedule_ids: Collection[int]) -> dict[int | None, tuple[Run, ...]]:
+    """Return the active runs of each schedule that has some, the oldest first."""
+    found: dict[int | None, tuple[Run, ...]] = {}
+    active = Run.objects.active().order_by("id")
+    for run in active.only("id", "schedule_id", "state", "over_limit_at"):
+        if run.schedule_id in schedule_ids:
+            found[run.schedule_id] = (*found.get(run.schedule_id, ()), run)
+    return found
 
 
 def _row(line: _Line, zone: str) -> list[Cell | str]:
@@ -119,6 +134,8 @@ def _state(line: _Line) -> Cell:
     state = line.schedule.state
     if state in (Schedule.State.INVALID, Schedule.State.PAUSED):
         return states.cell(state, states.schedule_label(state))
+    if line.over_limit_at is not None:
+        return states.cell("over_limit", _("over its limit"))
     if line.active_run_id is not None:
         return states.cell("running", states.run_label("running"))
     if line.is_failing:
@@ -167,6 +184,7 @@ def _facts(line: _Line) -> dict[str, Any]:
         "words": schedule.in_words(),
         "next_run_at": times.iso(schedule.next_run_at),
         "active_run_id": line.active_run_id,
+        "over_limit_at": times.iso(line.over_limit_at),
         "starts": [{"event": each.event, "key": each.follower.key} for each in line.starts],
         "started_by": [{"event": each.event, "key": each.schedule.key} for each in line.started_by],
         "last_outcome": run

@@ -173,6 +173,8 @@ class _Wait:
     def _progress(self) -> str:
         run = self._run
         parts = [_("run %d") % run.pk, states.run_label(run.state)]
+        if run.is_over_limit:
+            parts.append(_("over its limit"))
         if run.node is not None:
             parts.append(run.node.name)
         if run.progress_percent is not None:
@@ -233,6 +235,7 @@ def run_facts(run: Run) -> dict[str, Any]:
         "backfill": run.backfill_id,
         "due_at": times.iso(run.due_at),
         "started_at": times.iso(run.started_at),
+        "over_limit_at": times.iso(run.over_limit_at),
         "finished_at": times.iso(run.finished_at),
         "duration_seconds": run.duration_seconds,
         "result": run.result,

@@ -19,6 +19,7 @@ _LOOKS = {
     "queued": ("○", "cyan"),
     "claimed": ("○", "cyan"),
     "running": ("▶", "cyan"),
+    "over_limit": ("⚠", "yellow"),
     "succeeded": ("✔", "green"),
     "failed": ("✖", "red"),
     "cancelled": ("■", "grey"),

@@ -42,6 +42,7 @@ from distcron_app.lifecycle.claim import (
 )
 from distcron_app.lifecycle.news import (
     note_lease_lost,
+    note_over_limit,
     report_progress,
     store_checkpoints,
     store_live_output,
@@ -112,6 +113,7 @@ __all__ = [
     "give_back",
     "has_succeeded",
     "note_lease_lost",
+    "note_over_limit",
     "one_of_each_scope",
     "prune",
     "queue_again",

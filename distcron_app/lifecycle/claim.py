@@ -255,6 +255,7 @@ def queue_again(run_id: int) -> Run | None:
             ended_attempt(run, run.reason, run.finished_at or now, run.error).save()
         run.state, run.reason, run.due_at = Run.State.QUEUED, Run.Reason.AGAIN, now
         run.owner_token, run.node_id, run.finished_at = "", None, None
+        run.first_started_at = None
         run.cancel_requested_at, run.cancel_cause, run.late = None, "", False
         run.error = ""
         run.progress_percent, run.progress_message, run.details = None, "", None
@@ -269,6 +270,7 @@ _AGAIN_FIELDS = (
     "due_at",
     "owner_token",
     "node",
+    "first_started_at",
     "finished_at",
     "cancel_requested_at",
     "cancel_cause",
@@ -340,6 +342,7 @@ def _owned(run: Run, parent: ParentRun | None, earlier: EndedAttempt | None) -> 
         owner_token=run.owner_token,
         checkpoint=run.checkpoint,
         earlier=earlier,
+        first_started_at=run.first_started_at if run.attempt else None,
         parent=parent,
         priority=run.priority,
         **{name: getattr(schedule, name) for name in _LIMITS},
@@ -347,7 +350,13 @@ def _owned(run: Run, parent: ParentRun | None, earlier: EndedAttempt | None) -> 
 
 
 # Columns of the schedule that go with a claim, in the order of _CLAIM_SQL.
-_LIMITS = ("isolation", "run_timeout_seconds", "kill_grace_seconds", "memory_limit_mb")
+_LIMITS = (
+    "isolation",
+    "run_timeout_seconds",
+    "total_timeout_seconds",
+    "kill_grace_seconds",
+    "memory_limit_mb",
+)
 
 # --- PostgreSQL ---------------------------------------------------------------
 
@@ -448,7 +457,7 @@ WITH scopes AS (
   FROM p WHERE s.id = p.id
   RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token,
             s.max_attempts, s.queue, s.priority, s.isolation, s.run_timeout_seconds,
-            s.kill_grace_seconds, s.memory_limit_mb
+            s.total_timeout_seconds, s.kill_grace_seconds, s.memory_limit_mb
 ), wanted AS (
   SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
@@ -469,7 +478,8 @@ WITH scopes AS (
   INSERT INTO distcron_run (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
-    owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message,
+    owner_token, node_id, claimed_at, started_at, first_started_at, finished_at, late,
+    progress_message,
     error, cancel_cause, queue, priority, concurrency_key)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
          scheduled_at, due_at, new_state,
@@ -485,6 +495,7 @@ WITH scopes AS (
          CASE WHEN new_state <> 'queued' THEN %(node)s::uuid END,
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
+         CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
          false, '', '', '', queue, priority, concurrency_key
   FROM wanted
@@ -494,7 +505,8 @@ WITH scopes AS (
             details::text
 )
 SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts, m.priority,
-       m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb,
+       m.isolation, m.run_timeout_seconds, m.total_timeout_seconds, m.kill_grace_seconds,
+       m.memory_limit_mb,
        -- The run whose end other schedules follow: this one, or one that it replaces.
        CASE WHEN gone.id IS NOT NULL THEN gone.id
             WHEN i.state = 'skipped' AND EXISTS (
@@ -769,7 +781,8 @@ def _new_run(
     elif fated == "skip":
         _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
     elif schedule.delivery == Schedule.Delivery.AT_LEAST_ONCE:
-        run.state, run.started_at, run.attempt = Run.State.RUNNING, now, 1
+        run.state, run.attempt = Run.State.RUNNING, 1
+        run.started_at = run.first_started_at = now
         run.owner_token = wanted.owner_token
     else:
         run.state, run.owner_token = Run.State.CLAIMED, wanted.owner_token

@@ -11,10 +11,17 @@ from typing import Any
 
 from django.db import transaction
 
+from distcron_app.instants import DatabaseNow
 from distcron_app.lifecycle.owned import lock_owned, store_text
 from distcron_app.models import Run, RunOutput
 
-__all__ = ["note_lease_lost", "report_progress", "store_checkpoints", "store_live_output"]
+__all__ = [
+    "note_lease_lost",
+    "note_over_limit",
+    "report_progress",
+    "store_checkpoints",
+    "store_live_output",
+]
 
 Tokens = Mapping[int, tuple[int, str]]
 
@@ -52,6 +59,13 @@ def note_lease_lost(causes: Mapping[int, str], tokens: Tokens) -> None:
         ]
         if rows:
             Run.objects.bulk_update(rows, ["details"])
+
+
+def note_over_limit(tokens: Tokens) -> None:
+    """Note that the runs are over their limit, from now on."""
+    with transaction.atomic():
+        running = _running(tokens, tokens)
+        Run.objects.filter(pk__in=running).update(over_limit_at=DatabaseNow())
 
 
 def _running(run_ids: Iterable[int], tokens: Tokens) -> list[int]:

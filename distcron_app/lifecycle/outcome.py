@@ -6,21 +6,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, transaction
 from django.db.models import Case, F, FloatField, Value, When
-from django.db.models.functions import Greatest
+from django.db.models.functions import Coalesce, Greatest
 
 from distcron_app.instants import DatabaseNow, database_now
 from distcron_app.lifecycle.chains import follow, waits_for
 from distcron_app.lifecycle.owned import lock_owned, store_text
 from distcron_app.lifecycle.retries import decide, retry_policy
 from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
-from distcron_app.models import Attempt, Node, Run, RunOutput, ended_attempt
+from distcron_app.models import Attempt, Node, Run, RunOutput, Schedule, ended_attempt
 
 __all__ = ["FinishResult", "finish", "finish_with_effects", "has_succeeded", "start"]
 
@@ -41,7 +41,8 @@ class FinishResult:
 _START_SQL = """
 UPDATE distcron_run r
 SET state = 'running', started_at = statement_timestamp(), attempt = r.attempt + 1,
-    finished_at = NULL
+    first_started_at = coalesce(r.first_started_at, statement_timestamp()),
+    over_limit_at = NULL, finished_at = NULL
 FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS p(id, fencing_token, owner_token)
 WHERE r.id = p.id AND r.state = 'claimed' AND r.fencing_token = p.fencing_token
   AND r.owner_token = p.owner_token
@@ -92,6 +93,8 @@ def _start(runs: Sequence[ClaimedRun], node_id: UUID) -> set[int]:
         Run.objects.filter(pk__in=started).update(
             state=Run.State.RUNNING,
             started_at=DatabaseNow(),
+            first_started_at=Coalesce("first_started_at", DatabaseNow()),
+            over_limit_at=None,
             attempt=F("attempt") + 1,
             finished_at=None,
         )
@@ -254,10 +257,20 @@ def _next_attempt_at(run: Run, failure: Failure | None, now: datetime) -> dateti
         attempt=run.attempt - run.recoveries,
         exceptions=failure.exceptions,
         wanted_delay=failure.retry_seconds,
+        timed_out=failure.timed_out,
         now=now,
         next_run_at=schedule.next_run_at,
+        stop_at=_last_start(run, schedule),
     )
     return verdict.due_at
+
+
+def _last_start(run: Run, schedule: Schedule) -> datetime | None:
+    """Return when no further attempt may start, since all of them together took their time."""
+    if schedule.total_timeout_seconds is None or run.first_started_at is None:
+        return None
+    first: datetime = run.first_started_at
+    return first + timedelta(seconds=schedule.total_timeout_seconds)
 
 
 class _Settled(NamedTuple):

@@ -25,7 +25,7 @@ class RetryPolicy:
     ``delays[0]`` up to ``longest``) or "list" (one after the other, the last one again).
     ``jitter`` is "full" (anything from 0), "equal" (from a half) or "none".
     ``retry_on`` and ``give_up_on`` are dotted names of exceptions; an empty ``retry_on``
-    means any.
+    means any. ``on_timeout`` decides alone about an attempt that took too long.
     """
 
     max_attempts: int
@@ -36,6 +36,7 @@ class RetryPolicy:
     retry_on: frozenset[str]
     give_up_on: frozenset[str]
     stop_at_next: bool
+    on_timeout: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ def retry_policy(schedule: Schedule) -> RetryPolicy:
         # Above any policy: the job itself knows.
         give_up_on=frozenset(schedule.give_up_on.split()) | {_GIVE_UP},
         stop_at_next=schedule.retry_stops_at_next,
+        on_timeout=schedule.retry_on_timeout,
     )
 
 
@@ -69,21 +71,27 @@ def decide(
     wanted_delay: float | None,
     now: datetime,
     next_run_at: datetime | None,
+    timed_out: bool = False,
+    stop_at: datetime | None = None,
 ) -> Verdict:
     """Decide about the attempt after number ``attempt``, which failed.
 
     ``exceptions`` are the dotted names of the error's class and its bases;
     ``wanted_delay`` are the seconds that the job asked for by RetryLater, which go before
-    the backoff and carry no jitter.
+    the backoff and carry no jitter. No attempt starts at ``stop_at`` or later.
     """
     if attempt >= policy.max_attempts:
         return Verdict(due_at=None, why="attempts")
-    if not _is_worth_it(policy, exceptions, asked=wanted_delay is not None):
+    if timed_out and not policy.on_timeout:
+        return Verdict(due_at=None, why="timeout")
+    if not timed_out and not _is_worth_it(policy, exceptions, asked=wanted_delay is not None):
         return Verdict(due_at=None, why="exception")
     delay = _delay(policy, attempt) if wanted_delay is None else max(0.0, wanted_delay)
     due_at = now + timedelta(seconds=delay)
     if policy.stop_at_next and next_run_at is not None and due_at >= next_run_at:
         return Verdict(due_at=None, why="next_occurrence")
+    if stop_at is not None and due_at >= stop_at:
+        return Verdict(due_at=None, why="total_timeout")
     return Verdict(due_at=due_at)
 
 

@@ -109,10 +109,30 @@ class ClaimedRun:
     priority: int = 0
     isolation: str = "shared"
     run_timeout_seconds: int | None = None
+    total_timeout_seconds: int | None = None
     kill_grace_seconds: int = 10
     memory_limit_mb: int | None = None
     # The run whose end started this one.
     parent: ParentRun | None = None
+    # When the first attempt started; None where there was none before.
+    first_started_at: datetime | None = None
+
+    def seconds_allowed(self, now: datetime) -> tuple[float | None, str]:
+        """Return how long an attempt that starts now may take, and which limit says so.
+
+        None is no limit. 0 and less: its time was used up by the attempts before.
+        """
+        allowed, cause = self.run_timeout_seconds, ""
+        found: float | None = allowed
+        if allowed is not None:
+            cause = f"it took longer than its limit of {allowed} s"
+        if self.total_timeout_seconds is not None:
+            gone = (now - self.first_started_at).total_seconds() if self.first_started_at else 0.0
+            left = self.total_timeout_seconds - max(0.0, gone)
+            if found is None or left < found:
+                total = self.total_timeout_seconds
+                found, cause = left, f"all attempts together took longer than {total} s"
+        return found, cause
 
     @property
     def attempts_left(self) -> int:
@@ -126,10 +146,14 @@ class ClaimedRun:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What a job raised: dotted names of its class and bases, and what RetryLater asked for."""
+    """What a job raised: dotted names of its class and bases, and what RetryLater asked for.
+
+    Or it was ``timed_out``, whatever it raised then.
+    """
 
     exceptions: tuple[str, ...]
     retry_seconds: float | None = None
+    timed_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

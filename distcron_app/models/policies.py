@@ -62,13 +62,23 @@ _AT_LEAST_ONE = (
     "start_deadline_seconds",
     "auto_pause_after",
     "auto_pause_minutes",
+    "run_timeout_seconds",
+    "total_timeout_seconds",
 )
 # As for the project's settings of the same names.
 _KEEP_AT_MOST = {"keep_days": 36_500, "keep_succeeded": 10_000_000, "keep_failed": 10_000_000}
 # Also down to minus this.
 MAX_PRIORITY = 100
-_AT_MOST = {"auto_pause_after": 100, "auto_pause_minutes": 525_600}
+_AT_MOST = {
+    "auto_pause_after": 100,
+    "auto_pause_minutes": 525_600,
+    "run_timeout_seconds": 31_536_000,
+    "total_timeout_seconds": 31_536_000,
+}
 _MOST_RECOVERIES = 100
+_KILL_GRACE_AT_MOST_SECONDS = 3600
+# A process with Django and a few libraries needs about half of the least.
+_MEMORY_MB = (64, 1_048_576)
 
 
 class Policies(models.Model):
@@ -235,7 +245,10 @@ class Policies(models.Model):
     kill_grace_seconds = models.PositiveSmallIntegerField(
         _("time to stop (seconds)"),
         default=10,
-        help_text=_("A job in a process of its own that has not stopped by then is killed."),
+        help_text=_(
+            "After it was told to stop. A process of its own is sent SIGTERM after half of it, "
+            "and is killed at its end with all that it has started. 0: killed at once."
+        ),
     )
     retry_on_timeout = models.BooleanField(_("try again after a timeout"), default=False)
     isolation = models.CharField(
@@ -328,7 +341,7 @@ class Policies(models.Model):
 
     def policy_problems(self) -> dict[str, list[Any]]:
         """Return what is wrong with the policies, by field; nothing where they can be used."""
-        problems = self._wrong_bounds() | self._wrong_retries()
+        problems = self._wrong_bounds() | self._wrong_limits() | self._wrong_retries()
         problem = level_problem(self.lock_level)
         return problems | ({"lock_level": [problem]} if problem else {})
 
@@ -354,6 +367,27 @@ class Policies(models.Model):
         for name, most in _KEEP_AT_MOST.items():
             if (getattr(self, name) or 0) > most:
                 problems[name] = [_("At most %(most)d; 0 is no limit.") % {"most": most}]
+        return problems
+
+    def _wrong_limits(self) -> dict[str, list[Any]]:
+        problems: dict[str, list[Any]] = {}
+        if not 0 <= self.kill_grace_seconds <= _KILL_GRACE_AT_MOST_SECONDS:
+            message = _("From 0 to %(most)d.")
+            problems["kill_grace_seconds"] = [message % {"most": _KILL_GRACE_AT_MOST_SECONDS}]
+        has_limit = self.run_timeout_seconds or self.total_timeout_seconds
+        if self.retry_on_timeout and not has_limit:
+            problems["retry_on_timeout"] = [_("Nothing times out. Say how long it may take.")]
+        if self.memory_limit_mb is None:
+            return problems
+        least, most = _MEMORY_MB
+        if self.isolation != self.Isolation.OWN:
+            problems["memory_limit_mb"] = [
+                _("Is for a process of its own. Leave it empty, or choose that.")
+            ]
+        elif not least <= self.memory_limit_mb <= most:
+            problems["memory_limit_mb"] = [
+                _("From %(least)d to %(most)d, or empty.") % {"least": least, "most": most}
+            ]
         return problems
 
     def _wrong_retries(self) -> dict[str, list[Any]]:

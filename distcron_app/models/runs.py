@@ -34,6 +34,10 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
         return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
+    def over_limit(self) -> RunQuerySet:
+        """Return running runs that take longer than their limit."""
+        return self.filter(state=Run.State.RUNNING, over_limit_at__isnull=False)
+
     def in_the_way(self) -> RunQuerySet:
         """Return open runs behind which another one of their schedule would have to wait."""
         return self.open().exclude(_waits_in_backfill())
@@ -154,6 +158,7 @@ class Run(models.Model):
         EXIT_CODE = "exit_code", _("the program ended with an error code")
         JOB_NOT_FOUND = "job_not_found", _("the job is not registered on the node")
         INVALID_ARGUMENTS = "invalid_arguments", _("the arguments do not fit the job")
+        TIMEOUT = "timeout", _("it took longer than its limit")
         WORKER_DIED = "worker_died", _("the worker process ended")
         NODE_DIED = "node_died", _("the node stopped without finishing the run")
         CANCELLED = "cancelled", _("it was told to stop")
@@ -249,6 +254,10 @@ class Run(models.Model):
     )
     claimed_at = InstantField(_("claimed"), null=True)
     started_at = InstantField(_("started"), null=True)
+    # Of the first attempt since the run was queued by the timetable or a person.
+    first_started_at = InstantField(_("first started"), null=True)
+    # Since when the attempt that runs, or ran last, is over its limit.
+    over_limit_at = InstantField(_("over its limit since"), null=True)
     finished_at = InstantField(_("finished"), null=True)
     cancel_requested_at = InstantField(_("asked to stop"), null=True)
     cancel_cause = models.CharField(_("why it was asked"), max_length=200, blank=True, default="")
@@ -365,6 +374,11 @@ class Run(models.Model):
     def is_final(self) -> bool:
         """Return True when no machine will change the state any more (a lost run's owner may)."""
         return self.state not in self.OPEN_STATES
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Return True while the job goes on although it took longer than its limit."""
+        return self.state == self.State.RUNNING and self.over_limit_at is not None
 
     @property
     def duration_seconds(self) -> float | None:

@@ -184,6 +184,7 @@ class TestRun:
             "attempt": 0,
             "node": None,
             "started_at": None,
+            "over_limit_at": None,
             "finished_at": None,
             "duration_seconds": None,
             "result": None,

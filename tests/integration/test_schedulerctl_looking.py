@@ -122,6 +122,7 @@ class TestList:
                     "words": "At 02:00 every day",
                     "next_run_at": "2090-01-01T00:00:00Z",
                     "active_run_id": None,
+                    "over_limit_at": None,
                     "starts": [],
                     "started_by": [],
                     "last_outcome": {
@@ -445,6 +446,7 @@ class TestStatus:
             "schedules": {"active": 3, "paused": 1, "exhausted": 0, "invalid": 0},
             "overdue": 0,
             "running": 1,
+            "over_limit": 0,
             "queued": 0,
             "lost_24h": 0,
             "failed_24h": 1,

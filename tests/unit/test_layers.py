@@ -13,7 +13,7 @@ from tests.unit.sources import PACKAGE, Source, dotted, sources
 # Lowest first. A folder counts as one module; "__init__" is the package itself.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "clock"),
-    ("conf", "signals", "timetable", "context", "instants", "capture", "atomicity"),
+    ("conf", "signals", "timetable", "context", "instants", "capture", "atomicity", "memory"),
     ("arguments", "definitions", "wakeup", "locks", "wording", "walltime"),
     ("registry", "leases", "lock_checks"),
     ("__init__", "runner", "console", "checks", "builtin_jobs", "scopes"),

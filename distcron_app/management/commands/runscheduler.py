@@ -28,7 +28,7 @@ from distcron_app.clock import Clock
 from distcron_app.conf import Config, checked_queues, contradictions, get_config
 from distcron_app.console import JsonConsole, TextConsole
 from distcron_app.errors import ConfigurationError, LockUnavailable
-from distcron_app.executors import ProcessPool
+from distcron_app.executors import ProcessPool, unsafe_to_fork
 from distcron_app.locks import (
     LockBackend,
     close_backends,
@@ -113,7 +113,10 @@ class Command(BaseCommand):
             threads=config.threads,
             output_limit_bytes=config.output_limit_bytes,
             transact=run_in_transaction,
+            max_runs=config.worker_max_runs,
+            max_memory_mb=config.worker_max_memory_mb,
         )
+        _warn_of_threads(console)
         pool.start()
         try:
             _limit_connections()
@@ -197,6 +200,19 @@ class Command(BaseCommand):
             "  "
             + _("stop with Ctrl-C (drains up to %g s; twice stops at once)") % config.drain_seconds
         )
+
+
+def _warn_of_threads(console: TextConsole | JsonConsole) -> None:
+    """Say which threads run already: a lock that one of them holds stays held in the workers."""
+    # The connections were closed just before.
+    threads = unsafe_to_fork()
+    if not threads:
+        return
+    if isinstance(console, JsonConsole):
+        console("threads_before_fork", threads=threads)
+    else:
+        text = _("Started before the workers are forked, and may block them: %s.")
+        console.say("  ! " + text % ", ".join(threads))
 
 
 def _check_lock_database(console: TextConsole | JsonConsole, config: Config) -> None:

@@ -6,10 +6,12 @@ a file opened with O_APPEND, so that lines of many processes never mix.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -173,3 +175,35 @@ def publish(context: JobContext, gate: str) -> list[object]:
         earlier = context.recovered_from
         facts = earlier and [earlier.number, earlier.node, earlier.reason, earlier.progress_message]
         return [context.last_checkpoint, facts]
+
+
+@job
+async def dream(context: JobContext) -> None:
+    """Await for an hour without a look at the context."""
+    with traced(context):
+        await asyncio.sleep(3600)
+
+
+@job
+def fortress(context: JobContext) -> None:
+    """Ignore SIGTERM, with a child process that does as well, and tell both numbers."""
+    with traced(context):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with subprocess.Popen(["sleep", "600"]) as child:
+            context.progress(1, f"{os.getpid()} {child.pid}")
+
+
+@job
+def whoami(context: JobContext, gate: str) -> int:
+    """Tell the number of this process, and return it once the file ``gate`` exists."""
+    with traced(context):
+        context.progress(1, str(os.getpid()))
+        _wait_for(gate, context.attempt)
+        return os.getpid()
+
+
+@job
+def eat(context: JobContext, megabytes: int) -> int:
+    """Use that much memory."""
+    with traced(context):
+        return len(bytearray(megabytes * 1024 * 1024))

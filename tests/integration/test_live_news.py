@@ -101,7 +101,7 @@ class TestCrash:
         run = started_run(node, delivery="at_least_once")
         lifecycle.store_checkpoints({run.run_id: {"page": 3}}, tokens(run))
         lifecycle.report_progress({run.run_id: (40.0, "page 3")}, tokens(run))
-        context = _assignment(recovered(run), "").context()
+        context = _assignment(recovered(run), "", None, "").context()
         earlier = context.recovered_from
         assert earlier is not None
         assert (earlier.number, earlier.node, earlier.reason) == (1, "web-1", "node_died")
@@ -145,7 +145,7 @@ class TestLaterAttempts:
         run = started(node)
         lifecycle.store_checkpoints({run.run_id: [7]}, tokens(run))
         lifecycle.finish([failed(run)])
-        context = _assignment(again(node, run.run_id), "").context()
+        context = _assignment(again(node, run.run_id), "", None, "").context()
         assert (context.last_checkpoint, context.recovered_from) == ([7], None)
         assert (context.attempt, context.is_recovery) == (2, False)
 
@@ -154,9 +154,9 @@ class TestLaterAttempts:
         run = started(node, delivery="at_least_once")
         lifecycle.recover_owned([run], reason="worker_died", unknown="failed", detail="")
         second = again(node, run.run_id)
-        assert _assignment(second, "").context().is_recovery is True
+        assert _assignment(second, "", None, "").context().is_recovery is True
         lifecycle.finish([failed(second)])
-        context = _assignment(again(node, run.run_id), "").context()
+        context = _assignment(again(node, run.run_id), "", None, "").context()
         assert (context.attempt, context.is_recovery) == (3, False)
 
     def test_a_run_that_a_person_starts_again_gets_the_checkpoint(self) -> None:
@@ -168,7 +168,7 @@ class TestLaterAttempts:
         assert lifecycle.queue_again(run.run_id) is not None
         other = make_node()
         (second,) = lifecycle.claim_queued({run.run_id: new_owner_token()}, other.pk).runs
-        context = _assignment(second, "").context()
+        context = _assignment(second, "", None, "").context()
         # It was cut off, so its work may be half done.
         assert (context.last_checkpoint, context.is_recovery) == ([7], True)
 
@@ -180,7 +180,7 @@ class TestLaterAttempts:
         assert (checkpoint_of(good), checkpoint_of(bad)) == (None, 2)
 
     def test_a_first_attempt_knows_of_none(self) -> None:
-        context = _assignment(started_run(make_node()), "").context()
+        context = _assignment(started_run(make_node()), "", None, "").context()
         assert (context.recovered_from, context.last_checkpoint) == (None, None)
 
     def test_claims_read_earlier_attempts_by_one_query_and_only_where_there_are_some(self) -> None:

@@ -160,6 +160,10 @@ class Pool:
         return len(self.runs)
 
     @property
+    def taken_slots(self) -> int:
+        return len(self.runs)
+
+    @property
     def free_slots(self) -> int:
         return self.slots - len(self.runs)
 

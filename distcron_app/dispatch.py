@@ -179,6 +179,7 @@ class _Queued(NamedTuple):
     pk: int
     schedule_id: int
     due_at: datetime
+    attempt: int
     now: datetime
     lock_level: str
     overlap: str
@@ -195,6 +196,7 @@ _QUEUED_COLUMNS = (
     "pk",
     "schedule_id",
     "due_at",
+    "attempt",
     "now",
     "schedule__lock_level",
     "schedule__overlap",
@@ -287,10 +289,12 @@ class Dispatcher:
         ahead = next((row for row in found if row.due_at > row.now), None)
         if ahead is not None:
             self.queued_wait_seconds = (ahead.due_at - ahead.now).total_seconds()
-        # One run of a schedule at a time, the oldest first; what waits behind it waits.
-        oldest = {row.schedule_id: row for row in reversed(due)}
+        # One run of a schedule at a time, the oldest first; what waits behind it waits. One
+        # that waits for its next attempt keeps its schedule, so it goes before the others.
+        ordered = sorted(reversed(due), key=lambda row: row.attempt > 0)
+        first = {row.schedule_id: row for row in ordered}
         here = self._leases.schedules()
-        chosen = [row for pk, row in oldest.items() if pk not in here]
+        chosen = [row for pk, row in first.items() if pk not in here]
         chosen = chosen[:capacity]
         if not chosen:
             return Claimed()

@@ -73,7 +73,7 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
             schedule = schedules[run.schedule_id or 0]
             beside = opened.get(schedule.pk, OpenRuns())
             fated = fate(
-                schedule, beside, own=1 if run.attempt else 0, was_queued=not run.is_held_back
+                schedule, beside, has_begun=run.attempt > 0, was_queued=not run.is_held_back
             )
             if run.is_held_back and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
@@ -100,6 +100,7 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
 def _with_one_more(beside: OpenRuns, run: Run) -> OpenRuns:
     return OpenRuns(
         active=beside.active + (0 if run.attempt else 1),
+        executing=beside.executing + 1,
         blocked_by=beside.blocked_by or run.pk,
         waiting=beside.waiting,
     )

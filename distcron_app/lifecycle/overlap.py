@@ -20,23 +20,31 @@ Fate = Literal["start", "queue", "skip"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRuns:
-    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones."""
+    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones.
+
+    ``executing`` are the active ones that a node has: claimed or running.
+    """
 
     active: int = 0
+    executing: int = 0
     blocked_by: int | None = None
     waiting: int = 0
 
 
-def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool = False) -> Fate:
+def fate(
+    schedule: Schedule, runs: OpenRuns, *, has_begun: bool = False, was_queued: bool = False
+) -> Fate:
     """Return whether a run may start, waits in the queue of its schedule, or is skipped.
 
-    ``own`` is 1 where the run itself is among the active ones: a recovered run keeps its
-    schedule while it waits for its next attempt. One that ``was_queued`` has waited for its
-    turn; a new one goes to the end of the queue, where there is one.
+    One that ``has_begun`` is among the active ones itself: it keeps its schedule while it
+    waits for its next attempt, and so do others, which must not keep it from that for ever.
+    One that ``was_queued`` has waited for its turn; a new one goes to the end of the queue,
+    where there is one.
     """
     limit = schedule.active_limit
     overtakes = bool(runs.waiting) and schedule.overlap in _IN_ORDER and not was_queued
-    if limit is None or (runs.active - own < limit and not overtakes):
+    before = runs.executing if has_begun else runs.active
+    if limit is None or (before < limit and not overtakes):
         return "start"
     places = {
         Schedule.Overlap.QUEUE_ONE: 1,
@@ -67,11 +75,12 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         .values_list("schedule_id")
         .annotate(
             active=models.Count("id", filter=is_active),
+            executing=models.Count("id", filter=~models.Q(state=Run.State.QUEUED)),
             first=models.Min("id", filter=is_active),
             waiting=models.Count("id", filter=waits),
         )
     )
     return {
-        pk: OpenRuns(active=active, blocked_by=first, waiting=waiting)
-        for pk, active, first, waiting in rows
+        pk: OpenRuns(active=active, executing=executing, blocked_by=first, waiting=waiting)
+        for pk, active, executing, first, waiting in rows
     }

@@ -35,27 +35,39 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
 
     def startable(self) -> RunQuerySet:
-        """Leave out queued runs that must wait for an active run of their schedule.
+        """Leave out queued runs that must wait for others of their schedule.
 
-        They would fill the batch of each read. A spread occurrence stays in: what becomes
-        of it is decided when it is due.
+        They would fill the batch of each read, and stand before the one that they wait for: a
+        run between two attempts keeps its schedule, and is due later than what waits behind
+        it. A spread occurrence stays in: what becomes of it is decided when it is due.
         """
-        active = (
+        limit = models.Case(
+            models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
+            models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
+            default=models.Value(1),
+        )
+        executing = (
             Run.objects.filter(schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES)
             .order_by()
             .values("schedule")
             .annotate(count=models.Count("pk"))
             .values("count")
         )
-        limit = models.Case(
-            models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
-            models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
-            default=models.Value(1),
+        # Their runs between attempts alone are as many as may be active.
+        full = (
+            Run.objects.filter(state=Run.State.QUEUED, attempt__gt=0)
+            .order_by()
+            .values(of=Coalesce("schedule_id", 0))
+            # The same in each row of a schedule; MariaDB asks for an aggregate here.
+            .annotate(count=models.Count("pk"), limit=models.Min(limit))
+            .filter(count__gte=models.F("limit"))
+            .values("of")
         )
         is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
-        return self.annotate(active_count=Coalesce(models.Subquery(active), 0), limit=limit).filter(
-            is_spread | models.Q(active_count__lt=models.F("limit"))
-        )
+        has_place = models.Q(attempt__gt=0) | ~models.Q(schedule__in=full)
+        return self.annotate(
+            executing_count=Coalesce(models.Subquery(executing), 0), limit=limit
+        ).filter(is_spread | models.Q(has_place, executing_count__lt=models.F("limit")))
 
     def orphaned(self) -> RunQuerySet:
         """Return claimed and running runs whose node is dead or left."""

@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -87,7 +86,11 @@ class Process:
 
 
 class Machine(RuleBasedStateMachine):
-    """Two schedules, three processes, and everything that may happen to them."""
+    """Two schedules, three processes, and everything that may happen to them.
+
+    No rule has a precondition: what there is depends on the clock of the database, and
+    Hypothesis asks for the same choices when it tries again.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +222,7 @@ class Machine(RuleBasedStateMachine):
         process = self.process(pick)
         if process.is_slow:
             return
-        self.accept(process, process.dispatcher.settle(process.node_id))
+        self.settle(process)
         queued = process.dispatcher.claim_queued(
             process.node_id, capacity, still_here=process.owned.keys()
         )
@@ -235,7 +238,7 @@ class Machine(RuleBasedStateMachine):
         process = self.process(pick)
         if process.is_slow:
             return
-        self.accept(process, process.dispatcher.settle(process.node_id))
+        self.settle(process)
         really = lifecycle.claim
 
         def lose(*args: Any) -> lifecycle.Claimed:
@@ -250,10 +253,33 @@ class Machine(RuleBasedStateMachine):
     def read_then_claim(self, pick: int, node: int) -> None:
         """A node reads what is due, is stopped, and claims it much later, without a lock."""
         if self.stale and pick % 2:
+            self.claim_what_was_read(node)
+        else:
+            self.read(pick)
+
+    @rule(pick=PICK)
+    def history_goes_before_a_claim(self, pick: int) -> None:
+        """What a stopped node has read runs elsewhere, and is pruned, before it goes on."""
+        self.stale.clear()
+        self.read(pick)
+        for _ in range(2):
+            # Looked at as after any step: what is pruned later must have been seen.
+            self.time_passes_and_nodes_work(pick, 10)
+            self.the_promises_hold()
+            for process in self.processes:
+                while process.executing:
+                    self.end_job(process, process.executing[0], "succeeded")
+            self.the_promises_hold()
+        self.prune()
+        self.claim_what_was_read(pick)
+
+    def claim_what_was_read(self, node: int) -> None:
+        if self.stale:
             process = self.process(node)
             claimed = lifecycle.claim([self.stale.pop(0)], process.node_id)
             self.accept(process, list(claimed.runs))
-            return
+
+    def read(self, pick: int) -> None:
         schedule = self.schedule(pick)
         seen = schedule.next_run_at
         if schedule.state == "active" and seen is not None and seen <= database_now():
@@ -268,7 +294,6 @@ class Machine(RuleBasedStateMachine):
                 )
             )
 
-    @precondition(lambda self: any(process.ready for process in self.processes))
     @rule(pick=PICK)
     def start(self, pick: int) -> None:
         process = self.process(pick, "ready")
@@ -280,7 +305,23 @@ class Machine(RuleBasedStateMachine):
                 self.job_begins(process, run)
         process.forget([run.run_id for run in runs if run.run_id not in started])
 
-    @precondition(lambda self: any(process.executing for process in self.processes))
+    @rule(pick=PICK, what=st.sampled_from(["cancel", "release", "death"]))
+    def something_comes_before_the_start(self, pick: int, what: str) -> None:
+        self.tick(pick, capacity=1, starts=False)
+        process = self.process(pick, "ready")
+        if not process.ready:
+            return
+        run = process.owned[process.ready[0]]
+        if what == "cancel":
+            lifecycle.request_cancel([run.run_id], cause="by siti")
+        elif what == "release":
+            self.release(self.schedules.index(run.schedule_id))
+        else:
+            self.expire_lease(process)
+            nodes.declare_dead()
+            self.grant(lifecycle.recover().requeued)
+        self.start(pick)
+
     @rule(
         pick=PICK,
         which=PICK,
@@ -291,8 +332,12 @@ class Machine(RuleBasedStateMachine):
     def job_ends(self, pick: int, which: int, end: str) -> None:
         process = self.process(pick, "executing")
         if not process.executing:
-            return
-        run = process.owned[process.executing[which % len(process.executing)]]
+            self.tick(pick, capacity=1, starts=True)
+        else:
+            self.end_job(process, process.executing[which % len(process.executing)], end)
+
+    def end_job(self, process: Process, run_id: int, end: str) -> None:
+        run = process.owned[run_id]
         failure = FAILURE if end == "failed" and run.attempts_left > 0 else None
         report = Finished(
             run_id=run.run_id,
@@ -307,11 +352,11 @@ class Machine(RuleBasedStateMachine):
         self.reports.append(report)
         process.forget([run.run_id])
 
-    @precondition(lambda self: self.reports)
     @rule(pick=PICK)
     def report_again(self, pick: int) -> None:
         """A report arrives whose answer was lost, or that was long on its way."""
-        self.report(self.reports[pick % len(self.reports)])
+        if self.reports:
+            self.report(self.reports[pick % len(self.reports)])
 
     def worker_dies(self, pick: int) -> None:
         process = self.process(pick, "executing")
@@ -333,7 +378,7 @@ class Machine(RuleBasedStateMachine):
         process = self.process(pick)
         if process.is_slow:
             return
-        self.accept(process, process.dispatcher.settle(process.node_id))
+        self.settle(process)
         gone = lifecycle.stops(list(process.owned.values())).gone
         process.leases.let_go(gone)
         process.forget([run_id for run_id in process.ready if run_id in gone])
@@ -375,7 +420,7 @@ class Machine(RuleBasedStateMachine):
     def beat(self, process: Process) -> None:
         if nodes.heartbeat(CONFIG, process.node_id, Vitals()):
             return
-        self.accept(process, process.dispatcher.settle(process.node_id))
+        self.settle(process)
         process.forget(list(process.ready))
         process.node_id = nodes.register(CONFIG)
 
@@ -446,11 +491,19 @@ class Machine(RuleBasedStateMachine):
 
     # --- what is remembered ---------------------------------------------------------------------
 
-    def accept(self, process: Process, runs: list[ClaimedRun]) -> None:
+    def settle(self, process: Process) -> None:
+        runs = process.dispatcher.settle(process.node_id)
+        self.accept(process, runs, is_read_back=True)
+
+    def accept(
+        self, process: Process, runs: list[ClaimedRun], *, is_read_back: bool = False
+    ) -> None:
         for run in runs:
             assert run.run_id not in process.owned, "a node has two attempts of one run"
-            assert run.fencing_token > self.tokens[run.schedule_id], "an old fencing token"
-            self.tokens[run.schedule_id] = run.fencing_token
+            newest = self.tokens[run.schedule_id]
+            # What is read back was claimed before, and others may have claimed since.
+            assert is_read_back or run.fencing_token > newest, "an old fencing token"
+            self.tokens[run.schedule_id] = max(newest, run.fencing_token)
             process.owned[run.run_id] = run
             if run.state == Run.State.RUNNING:
                 self.job_begins(process, run)

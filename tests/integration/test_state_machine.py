@@ -261,6 +261,7 @@ class Machine(RuleBasedStateMachine):
     def history_goes_before_a_claim(self, pick: int) -> None:
         """What a stopped node has read runs elsewhere, and is pruned, before it goes on."""
         self.stale.clear()
+        self.time_passes(15)
         self.read(pick)
         for _ in range(2):
             # Looked at as after any step: what is pruned later must have been seen.
@@ -321,6 +322,29 @@ class Machine(RuleBasedStateMachine):
             nodes.declare_dead()
             self.grant(lifecycle.recover().requeued)
         self.start(pick)
+
+    @rule(pick=PICK, what=st.sampled_from(["release", "death"]))
+    def a_run_is_taken_from_its_job(self, pick: int, what: str) -> None:
+        """Its old attempt reports when others may have begun another one."""
+        self.time_passes_and_nodes_work(pick, 10)
+        self.the_promises_hold()
+        process = self.process(pick, "executing")
+        if not process.executing:
+            return
+        run_id = process.executing[0]
+        if what == "release":
+            self.release(self.schedules.index(process.owned[run_id].schedule_id))
+        else:
+            self.expire_lease(process)
+            nodes.declare_dead()
+            self.grant(lifecycle.recover().requeued)
+        self.the_promises_hold()
+        process.is_slow = True
+        self.time_passes_and_nodes_work(pick, 3)
+        self.the_promises_hold()
+        self.end_job(process, run_id, "succeeded")
+        process.is_slow = False
+        self.beat(process)
 
     @rule(
         pick=PICK,

@@ -51,6 +51,7 @@ __all__ = [
     "read_signature",
     "shown",
     "to_json",
+    "unmasked",
 ]
 
 SIZE_LIMIT_BYTES = 16_384
@@ -191,6 +192,20 @@ def masked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     credential or a near form: ``api_key`` and ``authToken`` are, ``monkey`` is not.
     """
     return {name: _masked(name, value) for name, value in arguments.items()}
+
+
+def unmasked(typed: Any, stored: Any) -> Any:
+    """Return ``typed`` with each value that was left masked replaced by the stored one."""
+    if isinstance(typed, dict) and isinstance(stored, Mapping):
+        return {
+            name: stored[name]
+            if value == MASK and name in stored
+            else unmasked(value, stored.get(name))
+            for name, value in typed.items()
+        }
+    if isinstance(typed, list) and isinstance(stored, list) and len(typed) == len(stored):
+        return [unmasked(*pair) for pair in zip(typed, stored, strict=True)]
+    return typed
 
 
 def mask(text: str, arguments: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ from distcron_app.locks import (
 from distcron_app.models import (
     TIMETABLE_FIELDS,
     Run,
+    RunQuerySet,
     Schedule,
     exclusions_of,
     is_exclusive,
@@ -267,28 +268,27 @@ class Dispatcher:
     def claim_queued(
         self, node_id: UUID, capacity: int, *, still_here: Collection[int] = ()
     ) -> Claimed:
-        """Claim queued runs (by hand, given back, recovered) whose time has come.
+        """Claim queued runs (by hand, given back, recovered, of backfills) whose time has come.
 
         ``still_here`` are runs of which this node executes an attempt. One that was taken
         from it is left to the others until that attempt has ended: a node never executes
         two attempts of one run.
         """
         limit = max(READ_AT_LEAST, capacity) if capacity > 0 else 0
-        rows = (
-            Run.objects.queued_due(within_seconds=self._config.poll_seconds)
-            .startable()
-            .exclude(schedule__lock_level__in=self._waiting_levels())
-            .annotate(now=DatabaseNow())
-            .values_list(*_QUEUED_COLUMNS)[:limit]
-        )
-        found = [_Queued(*row) for row in rows]
+        within = self._config.poll_seconds
+        found = self._read_queued(Run.objects.queued_due(within_seconds=within), limit)
+        of_backfills: list[_Queued] = []
+        if limit:
+            following = Run.objects.next_of_backfills(within_seconds=within)
+            of_backfills = self._read_queued(following, limit)
+        # Last, so that the timetable of the same schedule goes first.
+        found += of_backfills
         self.queued_wait_seconds = self._config.poll_seconds
         due = [row for row in found if row.due_at <= row.now and row.pk not in still_here]
         if found:
             self._database_time = found[0].now
-        ahead = next((row for row in found if row.due_at > row.now), None)
-        if ahead is not None:
-            self.queued_wait_seconds = (ahead.due_at - ahead.now).total_seconds()
+        ahead = [(row.due_at - row.now).total_seconds() for row in found if row.due_at > row.now]
+        self.queued_wait_seconds = min([self.queued_wait_seconds, *ahead])
         # One run of a schedule at a time, the oldest first; what waits behind it waits. One
         # that waits for its next attempt keeps its schedule, so it goes before the others.
         ordered = sorted(reversed(due), key=lambda row: row.attempt > 0)
@@ -311,7 +311,19 @@ class Dispatcher:
             {pk: grant.owner_token for pk, grant in mine.items()}, node_id
         )
         self._take(claimed.runs)
+        if {row.pk for row in of_backfills} & {run.run_id for run in claimed.runs}:
+            # The next one of the backfill may be startable beside it.
+            self.queued_wait_seconds = 0.0
         return claimed
+
+    def _read_queued(self, runs: RunQuerySet, limit: int) -> list[_Queued]:
+        rows = (
+            runs.startable()
+            .exclude(schedule__lock_level__in=self._waiting_levels())
+            .annotate(now=DatabaseNow())
+            .values_list(*_QUEUED_COLUMNS)[:limit]
+        )
+        return [_Queued(*row) for row in rows]
 
     def settle(self, node_id: UUID) -> list[ClaimedRun]:
         """Read back claims whose COMMIT was not answered; return those that are ours after all.

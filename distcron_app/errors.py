@@ -15,19 +15,21 @@ DistcronError
 ├── GiveUp                  raised by a job: it failed, and another attempt is useless
 ├── RunStopped              the run was told to stop, by a person or as its node stops
 ├── StaleVersion            somebody else saved the row first
+├── ChainCycle              a link would let a schedule start itself in the end
 ├── RunMovedOn              the run is in another state than a person took it to be
 └── ScheduleBusy            a run is active and the overlap policy refuses another
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 __all__ = [
+    "ChainCycle",
     "ConfigurationError",
     "DistcronError",
     "DuplicateJob",
@@ -210,6 +212,15 @@ class StaleVersion(DistcronError):
         self.seen = seen
 
 
+class ChainCycle(DistcronError):
+    """A link would let a schedule start itself in the end; ``keys`` is the way there and back."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        text = _("This closes a cycle: %(way)s. Choose another schedule, or remove another link.")
+        super().__init__(text % {"way": " → ".join(keys)})
+        self.keys = tuple(keys)
+
+
 class RunMovedOn(DistcronError):
     """A run is in another state by now than the one that was acted upon; nothing was changed."""
 
@@ -227,3 +238,24 @@ class ScheduleBusy(DistcronError):
         super().__init__(text % {"label": label, "run": blocked_by})
         self.label = label
         self.blocked_by = blocked_by
+
+
+class InvalidBackfill(DistcronError, ValueError):
+    """A range, or how it is to run, that cannot be; ``field`` names what is wrong."""
+
+    def __init__(self, label: str, field: str, problem: str) -> None:
+        text = _("Backfill of %(label)r: %(problem)s")
+        super().__init__(text % {"label": label, "problem": problem})
+        self.label = label
+        self.field = field
+        self.problem = problem
+
+
+class BackfillMovedOn(DistcronError):
+    """What a backfill would run, or its state, is not what was acted upon; nothing was changed."""
+
+    def __init__(self, label: str, problem: str) -> None:
+        text = _("Backfill of %(label)r: %(problem)s")
+        super().__init__(text % {"label": label, "problem": problem})
+        self.label = label
+        self.problem = problem

@@ -16,17 +16,14 @@ from django.utils.translation import gettext as _
 from distcron_app import audit
 from distcron_app.conf import get_config
 from distcron_app.errors import ConfigurationError, TimetableError
-from distcron_app.explanations import explain, inert, node_label
-from distcron_app.history import Membership, membership
-from distcron_app.instants import parse_wall
+from distcron_app.explanations import chain_words, explain, inert, node_label, origin
+from distcron_app.history import Membership, membership, start_of
 from distcron_app.locks import get_level
 from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, RunQuerySet, Schedule
 from distcron_app.timetable import Timetable, Union, WallTimetable, clock_change, parts, zone
 from distcron_app.timetable.calendars import Excluding
 
-__all__ = ["Fact", "InstantAnswer", "explain_instant", "read_when"]
-
-FIRST_YEAR, LAST_YEAR = 1970, 2199  # beyond is a slip of the hand
+__all__ = ["Fact", "InstantAnswer", "explain_instant"]
 
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND = timedelta(seconds=1)
@@ -125,19 +122,6 @@ class _Case:
             ),
             None,
         )
-
-
-def read_when(text: str) -> datetime:
-    """Return what a person typed, naive without an offset. Raise ValueError with the words."""
-    try:
-        when = parse_wall(text)
-    except ValueError:
-        message = _("%r: not a date or time. Write 2027-03-12T06:00 or 2027-03-12T06:00Z.")
-        raise ValueError(message % text) from None
-    if not FIRST_YEAR <= when.year <= LAST_YEAR:
-        message = _("%(text)r: year must be from %(first)d to %(last)d.")
-        raise ValueError(message % {"text": text, "first": FIRST_YEAR, "last": LAST_YEAR})
-    return when
 
 
 def explain_instant(schedule: Schedule, when: datetime, *, now: datetime) -> InstantAnswer:
@@ -250,12 +234,26 @@ def _answer(case: _Case) -> InstantAnswer:
 
 
 def _run_of(case: _Case) -> Run | None:
-    """Return the row of the occurrence, else the row that stands for it among others."""
+    """Return the row of the occurrence, else the row that stands for it among others.
+
+    Where the timetable has not run it, the newest run that somebody asked for goes before.
+    """
     runs = Run.objects.filter(schedule=case.schedule.pk).select_related("node", "schedule")
     second = case.at.replace(microsecond=0)
     exact = runs.filter(scheduled_at__gte=second, scheduled_at__lt=second + _SECOND).first()
-    if exact is not None or case.rule_edit is not None or not case.rule.matches(case.at):
+    if exact is None or exact.state == Run.State.SKIPPED:
+        asked = runs.filter(nominal_at__gte=second, nominal_at__lt=second + _SECOND)
+        exact = asked.order_by("-id").first() or exact
+    if exact is not None:
         return exact
+    # Another schedule started it, for an instant of its own.
+    started = runs.filter(
+        chain_start__schedule=case.schedule.pk,
+        chain_start__scheduled_at__gte=second,
+        chain_start__scheduled_at__lt=second + _SECOND,
+    ).last()
+    if started is not None or case.rule_edit is not None or not case.rule.matches(case.at):
+        return started
     before = runs.filter(scheduled_at__lt=case.at, state=Run.State.SKIPPED)
     spans = before.filter(reason__in=_SPAN_REASONS).order_by("-scheduled_at")
     return next((run for run in spans[:_SPANS_LOOKED_AT] if _covers(run, case)), None)
@@ -299,7 +297,17 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
         sentence = _("It did not run: no node was alive, and when one looked it was too late.")
     if run.state == Run.State.QUEUED and run.due_at > case.now and run.is_held_back:
         sentence = _("It waits for its time: the schedule spreads its starts.")
+    asked_by = origin(run)
+    if asked_by:
+        sentence = f"{sentence} {asked_by}"
     facts: list[Fact] = [Fact(code="run", label=_("run"), value=run.pk)]
+    start = start_of(run)
+    if start is not None:
+        facts.append(Fact(code="parent", label=_("started by run"), value=start.parent_id))
+        facts.append(Fact(code="started_by", label=_("how"), value=inert(chain_words(start))))
+    if run.backfill_id is not None:
+        facts.append(Fact(code="backfill", label=_("backfill"), value=run.backfill_id))
+    facts += _other_runs(case, run)
     facts += _decided(run)
     if found.blocked_by is not None:
         facts.append(Fact(code="blocked_by", label=_("blocked by run"), value=found.blocked_by))
@@ -308,6 +316,21 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
     facts += [*gap, *_policy(case.schedule, run)]
     facts += _texts(error=inert(run.error), advice=found.advice, warning=found.warning)
     return InstantAnswer(at=case.at, code=code, sentence=sentence, facts=tuple(facts), run=run)
+
+
+def _other_runs(case: _Case, run: Run) -> Iterator[Fact]:
+    """Yield how often the instant was run on request besides, and what the timetable did."""
+    second = case.at.replace(microsecond=0)
+    runs = Run.objects.filter(schedule=case.schedule.pk).exclude(pk=run.pk)
+    asked = runs.filter(nominal_at__gte=second, nominal_at__lt=second + _SECOND).count()
+    if asked:
+        yield Fact(code="on_request", label=_("more runs on request"), value=asked)
+    if run.scheduled_at is None:
+        own = runs.filter(scheduled_at__gte=second, scheduled_at__lt=second + _SECOND).first()
+        if own is not None:
+            state = own.get_state_display()
+            why = f"{state}: {own.get_reason_display()}" if own.reason else str(state)
+            yield Fact(code="timetable", label=_("by the timetable"), value=why)
 
 
 def _code_of(run: Run) -> str:
@@ -406,6 +429,9 @@ def _of_rule(case: _Case) -> InstantAnswer | None:
 
 def _not_of_rule(case: _Case) -> InstantAnswer:
     inner, asked = _inner(case.rule), case.asked
+    if not case.schedule.has_timetable:
+        why = _("the schedule has no timetable, it runs only by hand or after another one")
+        return _unplanned(case, "no_timetable", why, ())
     if not asked.skipped and inner.matches(asked.at):
         why = _("the calendar excludes this day and moves its occurrences to another day")
         found = (*_calendar(case.schedule), *_nearest(case))

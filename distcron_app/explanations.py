@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from distcron_app.models import Attempt, Node, Run, Schedule
+from distcron_app.models import Attempt, Backfill, ChainStart, Node, Run, Schedule
 from distcron_app.wording import Mark, marks
 
 __all__ = [
@@ -23,11 +23,15 @@ __all__ = [
     "Occurrence",
     "Stretch",
     "app_frames",
+    "chain_words",
     "during_a_pause",
     "explain",
+    "how_backfill_runs",
     "inert",
+    "left_out_in_words",
     "node_label",
     "occurrences",
+    "origin",
     "stop_asked",
     "zone_data_warning",
 ]
@@ -143,6 +147,18 @@ def _lock_warning(run: Run) -> str:
     return _("Its lock was lost while it ran: %(cause)s. The outcome is what it reported.") % facts
 
 
+def chain_words(start: ChainStart) -> str:
+    """Return the sentence that says which run started this one, and how that one ended."""
+    facts = {"run": start.parent_id, "key": start.parent_key}
+    if start.state == Run.State.SUCCEEDED:
+        return _("It was started by run %(run)d of “%(key)s”, which succeeded.") % facts
+    if start.state == Run.State.LOST:
+        return _("It was started by run %(run)d of “%(key)s”, which was lost.") % facts
+    if start.state == Run.State.SKIPPED:
+        return _("It was started by run %(run)d of “%(key)s”, which was skipped.") % facts
+    return _("It was started by run %(run)d of “%(key)s”, which failed.") % facts
+
+
 def node_label(run: Any) -> str:
     """Return the name of the node of a run or an attempt, for one that is forgotten its id."""
     if run.node is not None:
@@ -157,6 +173,78 @@ def stop_asked(run: Run) -> str:
     if asked := _ASKED_BY.fullmatch(run.cancel_cause):
         return _("It was asked to stop by %(who)s: “%(why)s”.") % _inert_parts(asked)
     return _("It was asked to stop: %s.") % _in_words(run.cancel_cause)
+
+
+def origin(run: Run) -> str:
+    """Return who asked for a run that the timetable did not, "" for one of the timetable."""
+    who = {"who": inert(run.triggered_by) or _("somebody")}
+    if run.trigger == Run.Trigger.BACKFILL:
+        return _("Asked for by backfill %(id)d of %(who)s.") % (who | {"id": run.backfill_id})
+    if run.trigger == Run.Trigger.MANUAL and run.nominal_at is not None:
+        return _("Asked for by %(who)s, for this instant.") % who
+    if run.trigger == Run.Trigger.MANUAL:
+        return _("Asked for by %(who)s.") % who
+    return ""
+
+
+def how_backfill_runs(*, overlap: str, most_active: int | None, per_minute: int | None) -> str:
+    """Return in which order and how fast the runs of a backfill start."""
+    if overlap == Backfill.Overlap.SIDE_BY_SIDE and most_active is not None:
+        how = ngettext(
+            "side by side, %d at once, as far as the schedule allows it",
+            "side by side, up to %d at once, as far as the schedule allows it",
+            most_active,
+        )
+        how %= most_active
+    else:
+        how = str(Backfill.Overlap(overlap).label)
+    if per_minute is None:
+        return how
+    pace = ngettext("at most %d run in a minute", "at most %d runs in a minute", per_minute)
+    return f"{how}, {pace % per_minute}"
+
+
+def left_out_in_words(
+    *, existing: int, excluded: int, upcoming: int, outside: int, repeated: int
+) -> Iterator[str]:
+    """Yield what becomes of the instants of a range that are not simply run."""
+    for count, text in (
+        (repeated, ngettext("%d of them has a run already.", "%d of them have a run.", repeated)),
+        (
+            existing,
+            ngettext(
+                "Left out: %d instant that has a run.",
+                "Left out: %d instants that have a run.",
+                existing,
+            ),
+        ),
+        (
+            excluded,
+            ngettext(
+                "Left out: %d instant on an excluded day.",
+                "Left out: %d instants on excluded days.",
+                excluded,
+            ),
+        ),
+        (
+            upcoming,
+            ngettext(
+                "Left out: %d instant that the timetable itself is still to decide.",
+                "Left out: %d instants that the timetable itself is still to decide.",
+                upcoming,
+            ),
+        ),
+        (
+            outside,
+            ngettext(
+                "Left out: %d instant outside “not before” and “not after”.",
+                "Left out: %d instants outside “not before” and “not after”.",
+                outside,
+            ),
+        ),
+    ):
+        if count:
+            yield text % count
 
 
 def app_frames(text: str) -> str:
@@ -203,6 +291,16 @@ def _skipped(run: Run) -> Explanation:
         )
     if run.reason == Run.Reason.CALENDAR:
         return _excluded(details, stretch)
+    if run.reason == Run.Reason.INVALID:
+        return Explanation(
+            why=_("It did not run: its schedule is invalid."),
+            advice=_("Edit the schedule and save it. It goes on from then."),
+        )
+    if run.reason == Run.Reason.CHAIN_DEPTH:
+        return Explanation(
+            why=_("It did not run: too many schedules had started each other before it."),
+            advice=_("Their links form a circle, or a very long chain. Remove one of them."),
+        )
     if run.reason == Run.Reason.PAUSED:
         return Explanation(
             why=_("It did not run: when it was due, its schedule was paused."),
@@ -313,6 +411,8 @@ def _queued(run: Run, attempts: Sequence[Attempt]) -> Explanation:
         )
     if run.reason == Run.Reason.CATCH_UP:
         return Explanation(why=_("It is late, and waits for its turn among those that are."))
+    if run.waits_in_backfill:
+        return Explanation(why=_("It waits for its turn in backfill %d.") % (run.backfill_id or 0))
     if run.reason == Run.Reason.OVERLAP:
         details = run.details if isinstance(run.details, dict) else {}
         return Explanation(

@@ -1,31 +1,40 @@
-"""What people may put into the query string of a list, checked as a form."""
+"""What people may put into the query string of a list, or confirm, checked as a form."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 from uuid import UUID
 
 from django import forms
 from django.core.exceptions import ValidationError
 from django.utils import timezone
+from django.utils.functional import Promise
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from distcron_app import explanations, history
+from distcron_app import explanations, history, registry
+from distcron_app.errors import InvalidArguments, UnknownJob
 from distcron_app.instants import database_now
-from distcron_app.models import Node, Run, RunQuerySet, Schedule
+from distcron_app.models import Backfill, Node, Run, RunQuerySet, Schedule
+from distcron_app.walltime import LONGEST_INSTANT, read_end, read_instant
 
 __all__ = [
     "ActionForm",
+    "ArgumentsField",
+    "BackfillForm",
+    "CancelBackfillForm",
     "InstantInput",
     "PauseForm",
     "ReleaseForm",
     "RunFilters",
     "RunNowForm",
     "ScheduleFilters",
+    "TypedInstantField",
     "UntilField",
+    "prepare_call",
 ]
 
 _LARGEST_ID = 2**63 - 1
@@ -56,6 +65,9 @@ class RunFilters(forms.Form):
         choices=[("", _("any")), *Run.Trigger.choices],
         required=False,
         error_messages=_choice_error(Run.Trigger.values),
+    )
+    backfill = forms.IntegerField(
+        label=_("Backfill"), required=False, min_value=1, max_value=_LARGEST_ID
     )
     before = forms.IntegerField(
         required=False, min_value=1, max_value=_LARGEST_ID, widget=forms.HiddenInput
@@ -107,12 +119,14 @@ class RunFilters(forms.Form):
             nodes=chosen["node"],
             trigger=chosen["trigger"],
             job=chosen["job"].strip(),
+            backfill_id=chosen["backfill"],
         )
 
     @property
     def is_narrowed(self) -> bool:
         """Return True when a filter is set, so that an empty list does not mean no runs."""
-        return any(self.data.get(name) for name in ("state", "schedule", "job", "node", "trigger"))
+        names = ("state", "schedule", "job", "node", "trigger", "backfill")
+        return any(self.data.get(name) for name in names)
 
 
 class ScheduleFilters(forms.Form):
@@ -152,13 +166,166 @@ class ActionForm(forms.Form):
         self.fields["reason"].required = needs_reason
 
 
-class RunNowForm(ActionForm):
-    """One run outside the timetable, and whether it may wait for another one."""
+class ArgumentsField(forms.CharField):
+    """Arguments as JSON text, at first those of ``schedule``; None where they are left alone."""
 
+    def __init__(self, **options: Any) -> None:
+        widget = forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"})
+        super().__init__(label=_("Arguments"), required=False, widget=widget, **options)
+        self.schedule = Schedule()
+
+    def start_from(self, schedule: Schedule) -> None:
+        """Show the schedule's arguments, secrets masked, and check what is typed by its job."""
+        self.schedule = schedule
+        shown = registry.masked_arguments(schedule.arguments)
+        self.initial = json.dumps(shown, ensure_ascii=False, indent=2)
+        self.help_text = _(
+            "A JSON object, instead of the schedule's arguments. A value that is left masked "
+            "stays as it is."
+        )
+
+    def clean(self, value: Any) -> dict[str, Any] | None:
+        text: str = super().clean(value)
+        if not text.strip():
+            return None
+        try:
+            given = registry.get(self.schedule.job).parse(text, self.schedule.arguments)
+        except UnknownJob:
+            return None  # the action says so itself
+        except InvalidArguments as error:
+            raise ValidationError(
+                [
+                    str(message) if name == registry.WHOLE else f"{name}: {message}"
+                    for name, message in error.problems.items()
+                ]
+            ) from error
+        return None if given == self.schedule.arguments else given
+
+
+class TypedInstantField(forms.CharField):
+    """An instant as text, in the zone of a schedule or with an offset; None for none.
+
+    With ``is_end`` a date alone means the whole day.
+    """
+
+    def __init__(self, *, is_end: bool = False, **options: Any) -> None:
+        attrs = {"autocomplete": "off", "spellcheck": "false", "placeholder": "2027-03-12T06:00"}
+        widget = forms.TextInput(attrs=attrs)
+        super().__init__(max_length=LONGEST_INSTANT, widget=widget, **options)
+        self.is_end = is_end
+        self.place: tzinfo = UTC
+
+    def show_in(self, place: tzinfo, note: str | Promise = "") -> None:
+        """Take what is typed as wall time of ``place``, and say so, followed by ``note``."""
+        self.place = place
+        text = _("In {zone}, or with an offset: 2027-03-12T06:00Z. {note}")
+        self.help_text = format_lazy(text, zone=str(place), note=note)
+
+    def clean(self, value: Any) -> datetime | None:
+        text: str = super().clean(value)
+        if not text:
+            return None
+        try:
+            return (read_end if self.is_end else read_instant)(text, self.place)
+        except (ValueError, OverflowError) as error:
+            raise ValidationError(str(error)) from error
+
+
+class RunNowForm(ActionForm):
+    """One run outside the timetable: with which arguments, for which instant, and behind what."""
+
+    arguments = ArgumentsField()
+    nominal_at = TypedInstantField(label=_("For the instant"), required=False)
     behind = forms.BooleanField(
         label=_("Queue it behind the active run, if there is one"),
         required=False,
         help_text=_("It starts when the schedule is free."),
+    )
+
+    field_order = ("reason", "arguments", "nominal_at", "behind", "idempotency_key")
+
+    def __init__(self, *args: Any, schedule: Schedule, place: tzinfo, **options: Any) -> None:
+        super().__init__(*args, **options)
+        prepare_call(self, schedule, place)
+
+
+def prepare_call(form: forms.Form, schedule: Schedule, place: tzinfo) -> None:
+    """Fill the fields ``arguments`` and ``nominal_at`` of a form for one run of the schedule."""
+    arguments, nominal_at = form.fields["arguments"], form.fields["nominal_at"]
+    assert isinstance(arguments, ArgumentsField)  # noqa: S101 - declared by the form
+    assert isinstance(nominal_at, TypedInstantField)  # noqa: S101 - declared by the form
+    arguments.start_from(schedule)
+    nominal_at.show_in(
+        place, _("Told to the job as its own. The timetable runs its instants all the same.")
+    )
+
+
+class BackfillForm(ActionForm):
+    """A past range of a schedule and how it is to run; ``expected`` is the agreed count."""
+
+    first_at = TypedInstantField(label=_("From"))
+    last_at = TypedInstantField(label=_("To"), is_end=True)
+    overlap = forms.ChoiceField(
+        label=_("Overlap"),
+        choices=Backfill.Overlap.choices,
+        initial=Backfill.Overlap.ONE_BY_ONE,
+        error_messages=_choice_error(Backfill.Overlap.values),
+    )
+    most_active = forms.IntegerField(
+        label=_("Side by side at most"),
+        required=False,
+        min_value=1,
+        help_text=_("Empty: as many as the schedule allows."),
+    )
+    per_minute = forms.IntegerField(
+        label=_("Runs per minute"),
+        required=False,
+        min_value=1,
+        help_text=_("Empty: the next one starts as soon as it may."),
+    )
+    repeat = forms.ChoiceField(
+        label=_("Instants that have a run"),
+        choices=Backfill.Repeat.choices,
+        initial=Backfill.Repeat.NONE,
+        error_messages=_choice_error(Backfill.Repeat.values),
+    )
+    arguments = ArgumentsField()
+    expected = forms.IntegerField(required=False, min_value=0, widget=forms.HiddenInput)
+
+    field_order = (
+        "first_at",
+        "last_at",
+        "overlap",
+        "most_active",
+        "per_minute",
+        "repeat",
+        "arguments",
+        "reason",
+        "idempotency_key",
+        "expected",
+    )
+
+    def __init__(self, *args: Any, schedule: Schedule, place: tzinfo, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for name, note in (
+            ("first_at", ""),
+            ("last_at", _("Both ends are included; a date means the whole day.")),
+        ):
+            field = self.fields[name]
+            assert isinstance(field, TypedInstantField)  # noqa: S101 - declared above
+            field.show_in(place, note)
+        arguments = self.fields["arguments"]
+        assert isinstance(arguments, ArgumentsField)  # noqa: S101 - declared above
+        arguments.start_from(schedule)
+
+
+class CancelBackfillForm(ActionForm):
+    """The cancel of a backfill: why, and what becomes of the runs that have begun."""
+
+    let_run = forms.BooleanField(
+        label=_("Let the runs that have begun go on to their end"),
+        required=False,
+        help_text=_("Otherwise their jobs are asked to stop."),
     )
 
 

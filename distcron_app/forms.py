@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import uuid
 import zoneinfo
-from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,9 +24,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from distcron_app import audit, registry
-from distcron_app.arguments import MASK
+from distcron_app.arguments import unmasked
 from distcron_app.errors import TimetableError, UnknownJob
-from distcron_app.filters import InstantInput, UntilField
+from distcron_app.filters import (
+    ArgumentsField,
+    InstantInput,
+    TypedInstantField,
+    UntilField,
+    prepare_call,
+)
 from distcron_app.locks import level_names
 from distcron_app.models import POLICY_FIELDS, AuditEntry, Schedule
 from distcron_app.operations import REASON_LENGTH, job_permission
@@ -143,7 +148,9 @@ class TimingForm(_ModelForm):
 
     @property
     def is_blank(self) -> bool:
-        """Return whether nobody has begun to type a rule."""
+        """Return whether nobody has begun to type a rule, where the kind needs one."""
+        if self.data.get(self.add_prefix("kind")) == Schedule.Kind.MANUAL:
+            return False
         return not any(self.data.get(self.add_prefix(name)) for name in _RULE_FIELDS)
 
     def full_clean(self) -> None:
@@ -264,7 +271,7 @@ class ScheduleForm(TimingForm):
             raise ValidationError(message % facts) from error
         except RecursionError as error:
             raise ValidationError(_("Nested too deeply.")) from error
-        return _unmasked(typed, self._stored_arguments)
+        return unmasked(typed, self._stored_arguments)
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
@@ -369,15 +376,34 @@ class ConfirmForm(forms.Form):
     )
 
     until = UntilField()
+    arguments = ArgumentsField()
+    nominal_at = TypedInstantField(label=gettext_lazy("For the instant"), required=False)
 
     def __init__(
-        self, *args: Any, needs_reason: bool, has_until: bool = False, **options: Any
+        self,
+        *args: Any,
+        needs_reason: bool,
+        has_until: bool = False,
+        schedule: Schedule | None = None,
+        **options: Any,
     ) -> None:
+        """With ``schedule`` its one run may get arguments and an instant of its own."""
         super().__init__(*args, **options)
         self.fields["reason"].required = needs_reason
         if not has_until:
             del self.fields["until"]
+        if schedule is None:
+            del self.fields["arguments"], self.fields["nominal_at"]
+        else:
+            prepare_call(self, schedule, _place_of(schedule))
         self.initial.setdefault("idempotency_key", uuid.uuid4().hex)
+
+
+def _place_of(schedule: Schedule) -> tzinfo:
+    try:
+        return zone(schedule.timezone)
+    except TimetableError:
+        return timezone.get_default_timezone()
 
 
 def _label(job: registry.Job) -> str:
@@ -391,20 +417,6 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice is not None:
         raise ValidationError(_("The name “%s” is given twice.") % twice)
     return dict(pairs)
-
-
-def _unmasked(typed: Any, stored: Any) -> Any:
-    """Return ``typed`` with each value that was left masked replaced by the stored one."""
-    if isinstance(typed, dict) and isinstance(stored, Mapping):
-        return {
-            name: stored[name]
-            if value == MASK and name in stored
-            else _unmasked(value, stored.get(name))
-            for name, value in typed.items()
-        }
-    if isinstance(typed, list) and isinstance(stored, list) and len(typed) == len(stored):
-        return [_unmasked(*pair) for pair in zip(typed, stored, strict=True)]
-    return typed
 
 
 def _who_saved(schedule: Schedule) -> str:

@@ -23,6 +23,8 @@ from distcron_app.models import (
     TIMETABLE_FIELDS,
     Attempt,
     AuditEntry,
+    ChainLink,
+    ChainStart,
     Maintenance,
     Node,
     Run,
@@ -41,11 +43,14 @@ from distcron_app.wording import Mark, marks
 
 __all__ = [
     "PAGE_SIZE",
+    "Chains",
     "DayCounts",
     "Forecast",
     "Membership",
     "Overview",
     "RunPage",
+    "chains_of",
+    "children_of",
     "daily_counts",
     "find_run",
     "forecast",
@@ -60,6 +65,7 @@ __all__ = [
     "runs_matching",
     "schedule_marks",
     "schedules_matching",
+    "start_of",
     "with_names",
 ]
 
@@ -118,6 +124,14 @@ class Overview:
     def is_calm(self) -> bool:
         """Return True when nothing needs a person."""
         return not self.problems and not self.broken
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chains:
+    """The links from and to schedules, each by the id of the schedule that is asked about."""
+
+    starts: dict[int, list[ChainLink]]
+    started_by: dict[int, list[ChainLink]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +253,7 @@ def runs_matching(
     nodes: Iterable[Any] | None = None,
     trigger: str = "",
     job: str = "",
+    backfill_id: int | None = None,
 ) -> RunQuerySet:
     """Return the runs that fit every given condition; an empty one means any."""
     runs = Run.objects.all()
@@ -252,6 +267,8 @@ def runs_matching(
         runs = runs.filter(trigger=trigger)
     if job:
         runs = runs.filter(job=job)
+    if backfill_id is not None:
+        runs = runs.filter(backfill=backfill_id)
     return runs
 
 
@@ -300,6 +317,33 @@ def find_run(run_id: int) -> tuple[Run | None, Sequence[Attempt], RunOutput | No
         return None, (), None
     attempts = Attempt.objects.filter(run=run_id).select_related("node").order_by("fencing_token")
     return run, list(attempts), RunOutput.objects.filter(pk=run_id).first()
+
+
+def start_of(run: Run) -> ChainStart | None:
+    """Return what started a run that another schedule started, by one query; None for others."""
+    if run.trigger != Run.Trigger.CHAIN:
+        return None
+    return ChainStart.objects.filter(pk=run.pk).first()
+
+
+def children_of(run: Run) -> list[Run]:
+    """Return the runs that the end of ``run`` has started, the oldest first, by one query."""
+    children = Run.objects.filter(chain_start__parent=run.pk).order_by("id")
+    return list(with_names(children)[:PAGE_SIZE])
+
+
+def chains_of(schedule_ids: Sequence[int]) -> Chains:
+    """Return the links from and to the schedules, by one query."""
+    wanted = set(schedule_ids)
+    chains = Chains(starts={}, started_by={})
+    links = ChainLink.objects.filter(Q(schedule__in=wanted) | Q(follower__in=wanted))
+    ordered = links.select_related("schedule", "follower").order_by("schedule__key", "event", "pk")
+    for link in ordered:
+        if link.schedule_id in wanted:
+            chains.starts.setdefault(link.schedule_id, []).append(link)
+        if link.follower_id in wanted:
+            chains.started_by.setdefault(link.follower_id, []).append(link)
+    return chains
 
 
 def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:
@@ -352,7 +396,8 @@ def forecast(now: datetime, hours: int = 24) -> Forecast:
     or kept clear of excluded days costs its instants; anything else costs nothing of note.
     """
     start = now.replace(second=0, microsecond=0)
-    active = Schedule.objects.filter(state=Schedule.State.ACTIVE).order_by("pk")
+    planned = Schedule.objects.filter(state=Schedule.State.ACTIVE).order_by("pk")
+    active = planned.exclude(kind=Schedule.Kind.MANUAL)
     rows = active.annotate(calendar_revision=F("calendar__revision"))
     found = [
         _Outlook(*(*row[:_OUTLOOK], row[_OUTLOOK:]))

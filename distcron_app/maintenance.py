@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -97,6 +97,7 @@ class Sweeper:
         strays = lifecycle.settle_strays(node_id, known_runs, _STRAY_AFTER)
         lifecycle.cancel_without_schedule()
         lifecycle.expire()
+        lifecycle.settle_backfills()
         if self._count % _FORGET_EVERY == 0:
             nodes.forget()
         for dead_id in dead:
@@ -122,6 +123,7 @@ class Sweeper:
         if now < self._prune_at + wait:
             return 0
         step = lifecycle.prune(self._prune_after)
+        lifecycle.forget_backfills()
         is_full = step.after == self._prune_after and step.count > 0
         self._prune_after = step.after or 0
         self._prune_at = now if is_full else now + _jittered(_PRUNE_SECONDS)
@@ -135,7 +137,7 @@ class Sweeper:
         """
         outcomes = Run.objects.filter(
             schedule=OuterRef("pk"),
-            trigger=Run.Trigger.TIMETABLE,
+            trigger__in=Run.AUTOMATIC_TRIGGERS,
             state__in=[Run.State.SUCCEEDED, *_FAILURES],
         ).order_by("-id")
         watched: models.QuerySet[Any] = Schedule.objects.watched().annotate(
@@ -164,9 +166,14 @@ def _resume_over() -> tuple[str, ...]:
         reason=_("The pause is over."),
         actor=_ACTOR,
         via="scheduler",
-        only_if=lambda row: row.paused_until is not None and row.paused_until <= now,
+        only_if=lambda row: _is_over(row, now),
     )
     return tuple(schedule.key for schedule in done.changed)
+
+
+def _is_over(schedule: Schedule, now: datetime) -> bool:
+    end = schedule.paused_until
+    return end is not None and end <= now and not schedule.waits_for_code
 
 
 def _pause(schedule: Schedule) -> bool:

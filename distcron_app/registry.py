@@ -20,7 +20,7 @@ import inspect
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from django.utils.module_loading import autodiscover_modules
@@ -33,7 +33,9 @@ from distcron_app.arguments import (
     masked_arguments,
     read_signature,
     to_json,
+    unmasked,
 )
+from distcron_app.definitions import Definition
 from distcron_app.errors import DuplicateJob, InvalidArguments, UnknownJob
 
 __all__ = [
@@ -65,7 +67,8 @@ class Job:
     """A registered callable with what its signature and docstring say about it.
 
     ``permission`` is what a user needs to schedule or run it ("app.codename"), None
-    for no more than the schedule's own. ``source`` is "module:line".
+    for no more than the schedule's own. ``source`` is "module:line". ``schedules`` are
+    those that the code brings with it.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Job:
     source: str
     permission: str | None = None
     validate: Validator | None = None
+    schedules: tuple[Definition, ...] = ()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -126,10 +130,11 @@ class Job:
         self.check(form)
         return dict(form)
 
-    def parse(self, text: str) -> dict[str, Any]:
+    def parse(self, text: str, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the JSON form of arguments typed as JSON text.
 
-        Raise InvalidArguments as ``check`` does, also for a name given twice.
+        A value that is left masked is taken from ``stored``. Raise InvalidArguments as
+        ``check`` does, also for a name given twice.
         """
         try:
             arguments = json.loads(text or "{}", object_pairs_hook=_unique_pairs)
@@ -139,6 +144,7 @@ class Job:
             raise InvalidArguments(self.name, {WHOLE: message % facts}) from error
         except (ValueError, RecursionError) as error:
             raise InvalidArguments(self.name, {WHOLE: str(error)}) from error
+        arguments = unmasked(arguments, stored)
         self.check(arguments)
         return dict(arguments)
 
@@ -180,6 +186,7 @@ def job(
     name: str | None = None,
     permission: str | None = None,
     validate: Validator | None = None,
+    schedule: Definition | Sequence[Definition] = (),
 ) -> Callable[[F], F]: ...
 def job(
     function: F | None = None,
@@ -187,9 +194,12 @@ def job(
     name: str | None = None,
     permission: str | None = None,
     validate: Validator | None = None,
+    schedule: Definition | Sequence[Definition] = (),
 ) -> F | Callable[[F], F]:
     """Register a callable as a job, and return it unchanged.
 
+    ``schedule`` is when it runs, by ``cron()``, ``every()`` or ``once()``, or several of
+    them; ``migrate`` and ``schedulerctl sync`` make rows of it.
     ``validate`` gets the converted arguments by name, at save and again at start,
     and raises ValueError (or InvalidArguments, to name parameters) to refuse them.
     Raise DuplicateJob when another callable has the name, ValueError for a name that
@@ -199,7 +209,8 @@ def job(
 
     def register(registered: F) -> F:
         label = name if name is not None else _default_name(registered)
-        _add(_describe(registered, label, permission, validate))
+        described = _describe(registered, label, permission, validate)
+        _add(dataclasses.replace(described, schedules=_definitions(label, schedule)))
         return registered
 
     return register if function is None else register(function)
@@ -258,6 +269,16 @@ def _describe(
         source=f"{function.__module__}:{_line(plain)}",
         permission=permission,
         validate=validate,
+    )
+
+
+def _definitions(name: str, given: Definition | Sequence[Definition]) -> tuple[Definition, ...]:
+    several = (given,) if isinstance(given, Definition) else given
+    if isinstance(several, Sequence) and all(isinstance(each, Definition) for each in several):
+        return tuple(several)
+    raise TypeError(
+        f"Job {name!r}: got the schedule {given!r}. Use cron(), every() or once(), or a list of "
+        "them."
     )
 
 

@@ -30,6 +30,22 @@ urlpatterns = [
         views.ExplainPage.as_view(),
         name="explain",
     ),
+    path(
+        "schedules/<distcron_id:schedule_id>/backfill/",
+        views.BackfillSchedule.as_view(),
+        name="backfill_schedule",
+    ),
+    path(
+        "schedules/<distcron_id:schedule_id>/backfills/",
+        views.BackfillsPage.as_view(),
+        name="backfills",
+    ),
+    path("backfills/<distcron_id:backfill_id>/", views.BackfillPage.as_view(), name="backfill"),
+    path(
+        "backfills/<distcron_id:backfill_id>/cancel/",
+        views.CancelBackfill.as_view(),
+        name="cancel_backfill",
+    ),
     path("runs/", views.RunsPage.as_view(), name="runs"),
     path("runs/<distcron_id:run_id>/", views.RunPage.as_view(), name="run"),
     path("runs/<distcron_id:run_id>/cancel/", views.CancelRun.as_view(), name="cancel_run"),

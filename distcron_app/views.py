@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, tzinfo
@@ -35,28 +36,37 @@ from django.views.decorators.http import require_safe
 
 from distcron_app import explanations, history, holdings, operations
 from distcron_app.errors import (
+    BackfillMovedOn,
     ConfigurationError,
     InvalidArguments,
+    InvalidBackfill,
     RunMovedOn,
     ScheduleBusy,
     StaleVersion,
     TimetableError,
     UnknownJob,
 )
-from distcron_app.explained_instants import explain_instant, read_when
+from distcron_app.explained_instants import explain_instant
 from distcron_app.filters import (
     ActionForm,
+    BackfillForm,
+    CancelBackfillForm,
     PauseForm,
     ReleaseForm,
     RunFilters,
     RunNowForm,
     ScheduleFilters,
 )
-from distcron_app.models import Run, RunOutput, Schedule
+from distcron_app.models import Backfill, BackfillProgress, Run, RunOutput, Schedule
 from distcron_app.timetable import zone
+from distcron_app.walltime import LONGEST_INSTANT, read_when
 from distcron_app.wording import Mark
 
 __all__ = [
+    "BackfillPage",
+    "BackfillSchedule",
+    "BackfillsPage",
+    "CancelBackfill",
     "CancelRun",
     "ExplainPage",
     "LocksPage",
@@ -87,7 +97,8 @@ _FAST_SECONDS, _USUAL_SECONDS, _SLOW_SECONDS = 2, 5, 15
 _SCHEDULES_PER_PAGE = 100
 _UPCOMING_COUNT = 10
 _LOCKS_SHOWN = 300
-_LONGEST_INSTANT = 40  # with microseconds and an offset
+_BACKFILLS_SHOWN = 50
+_STEP_SECONDS = 10  # of the time left, as of distances in time
 
 _ViewFunction = Callable[..., HttpResponseBase]
 
@@ -118,6 +129,7 @@ class Abilities:
     view_lock: bool
     view_output: bool
     run_schedule: bool
+    backfill_schedule: bool
     pause_schedule: bool
     cancel_run: bool
     force_release_lock: bool
@@ -282,6 +294,8 @@ class RunPage(Page):
             "text": text,
             "explanation": explanations.explain(run, self.membership.now, attempts),
             "release": history.release_of(run, attempts),
+            "chain_start": history.start_of(run),
+            "children": history.children_of(run),
             "run_zone": _zone_name(run.schedule),
             "may_run_again": self._may_run_again(run),
         }
@@ -336,8 +350,11 @@ class SchedulePage(Page):
             history.runs_matching(schedule_id=schedule.pk) if may_see_runs else Run.objects.none()
         )
         page = history.run_page(runs)
+        chains = history.chains_of([schedule.pk])
         return {
             "schedule": schedule,
+            "starts": chains.starts.get(schedule.pk, ()),
+            "started_by": chains.started_by.get(schedule.pk, ()),
             "words": schedule.in_words(),
             "meanwhile": explanations.during_a_pause(schedule),
             "upcoming": _upcoming(schedule),
@@ -356,6 +373,56 @@ class SchedulePage(Page):
             return None  # the locks page says what is wrong
 
 
+class BackfillsPage(Page):
+    """The backfills of a schedule, and how far they are."""
+
+    permission = "view_run"
+    section = "schedules"
+    template = "distcron_app/backfills.html"
+    region = "distcron_app/_backfills.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        schedule = _schedule_or_404(kwargs["schedule_id"])
+        found = list(schedule.backfills.order_by("-id")[:_BACKFILLS_SHOWN])
+        progress = Backfill.objects.filter(pk__in=[row.pk for row in found]).progress()
+        now = self.membership.now
+        rows = [(row, progress[row.pk], _time_left(progress[row.pk], now)) for row in found]
+        return {"schedule": schedule, "rows": rows}
+
+
+class BackfillPage(Page):
+    """One backfill: what it runs, how far it is, and what has ended how."""
+
+    permission = "view_run"
+    section = "schedules"
+    template = "distcron_app/backfill.html"
+    region = "distcron_app/_backfill.html"
+
+    def facts(self, **kwargs: Any) -> dict[str, Any]:
+        backfill = _backfill_or_404(kwargs["backfill_id"])
+        progress = backfill.progress()
+        self.poll_seconds = _FAST_SECONDS if progress.open else 0
+        begun = Run.objects.filter(backfill=backfill).exclude(state=Run.State.QUEUED)
+        return {
+            "backfill": backfill,
+            "schedule": backfill.schedule,
+            "place": _zone_name(backfill.schedule),
+            "progress": progress,
+            "states": [
+                (state, label, progress.states[state])
+                for state, label in Run.State.choices
+                if progress.states.get(state)
+            ],
+            "remaining": _time_left(progress, self.membership.now),
+            "how": explanations.how_backfill_runs(
+                overlap=backfill.overlap,
+                most_active=backfill.most_active,
+                per_minute=backfill.per_minute,
+            ),
+            "page": history.run_page(begun),
+        }
+
+
 class ExplainPage(Page):
     """Why a schedule ran or did not run at the instant ``?at=``; without it, only the form."""
 
@@ -365,7 +432,7 @@ class ExplainPage(Page):
 
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         schedule = _schedule_or_404(kwargs["schedule_id"])
-        text = request.GET.get("at", "")[:_LONGEST_INSTANT]
+        text = request.GET.get("at", "")[:LONGEST_INSTANT]
         context: dict[str, Any] = {"schedule": schedule, "asked": text}
         status = 200
         try:
@@ -510,7 +577,10 @@ class Action(Page):
             return self.act(target, **author, **form.cleaned_data)
         except ScheduleBusy as error:
             return self.confirm(target, form, status=409, blocked_by=error.blocked_by)
-        except (UnknownJob, InvalidArguments, RunMovedOn, StaleVersion) as error:
+        except (
+            *(UnknownJob, InvalidArguments, RunMovedOn, StaleVersion),
+            *(BackfillMovedOn, InvalidBackfill, TimetableError),
+        ) as error:
             return self.confirm(target, form, status=409, problem=str(error))
 
     def target(self, **kwargs: Any) -> Any:
@@ -565,7 +635,9 @@ class RunNow(ScheduleAction):
     permission = "run_schedule"
     verb = "run"
     heading = gettext_lazy("Run now")
-    form_class = RunNowForm
+
+    def form(self, target: Schedule, *data: Any, **options: Any) -> ActionForm:
+        return RunNowForm(*data, schedule=target, place=_place(target), **options)
 
     def act(self, target: Schedule, **given: Any) -> HttpResponse:
         run = operations.run_now(target, **given)
@@ -575,6 +647,107 @@ class RunNow(ScheduleAction):
 
     def missing_permission(self, target: Schedule) -> str | None:
         return self.missing_for_job(target.job)
+
+
+class BackfillSchedule(ScheduleAction):
+    """Run a past range: first the dry count of what was typed, then, once agreed to, the runs."""
+
+    permission = "backfill_schedule"
+    verb = "backfill"
+    heading = gettext_lazy("Backfill")
+    template = "distcron_app/backfill_schedule.html"
+
+    def form(self, target: Schedule, *data: Any, **options: Any) -> ActionForm:
+        return BackfillForm(*data, schedule=target, place=_place(target), **options)
+
+    def about(self, target: Schedule) -> dict[str, Any]:
+        return {"schedule": target, "limit": operations.MAX_BACKFILL}
+
+    def missing_permission(self, target: Schedule) -> str | None:
+        return self.missing_for_job(target.job)
+
+    def act(self, target: Schedule, **given: Any) -> HttpResponse:
+        """Count where no count was agreed to yet; else queue the runs."""
+        form = self.form(target, self.request.POST)
+        form.is_valid()
+        if "change" in self.request.POST:
+            return self.confirm(target, form)
+        reason, key, expected = (
+            given.pop(name) for name in ("reason", "idempotency_key", "expected")
+        )
+        author = {name: given.pop(name) for name in ("actor", "user", "via")}
+        request = operations.BackfillRequest(**given)
+        try:
+            if expected is None:
+                return self.count(target, form, request)
+            found = operations.backfill(
+                target, request, reason=reason, expected=expected, idempotency_key=key, **author
+            )
+        except InvalidBackfill as error:
+            form.add_error(error.field if error.field in form.fields else None, error.problem)
+            return self.confirm(target, form, status=400)
+        except BackfillMovedOn as error:
+            return self.count(target, form, request, status=409, problem=error.problem)
+        _say(self.request, _("Backfill %s is queued.") % found.pk)
+        return redirect(found if self.request.user.has_perm("distcron.view_run") else target)
+
+    def count(
+        self,
+        target: Schedule,
+        form: ActionForm,
+        request: operations.BackfillRequest,
+        *,
+        status: int = 200,
+        problem: str = "",
+    ) -> HttpResponse:
+        """Return the page that says what would be queued, and asks."""
+        plan = operations.plan_backfill(target, request)
+        left_out = explanations.left_out_in_words(
+            existing=plan.existing,
+            excluded=plan.excluded,
+            upcoming=plan.upcoming,
+            outside=plan.outside,
+            repeated=plan.repeated,
+        )
+        how = explanations.how_backfill_runs(
+            overlap=request.overlap,
+            most_active=request.most_active,
+            per_minute=request.per_minute,
+        )
+        context = {"plan": plan, "left_out": list(left_out), "how": how, "problem": problem}
+        return self.confirm(target, form, status=status, **context)
+
+
+class CancelBackfill(Action):
+    """End a backfill: what waits is cancelled, what runs is asked to stop."""
+
+    permission = "cancel_run"
+    section = "schedules"
+    verb = "cancel"
+    heading = gettext_lazy("Cancel the backfill")
+    form_class = CancelBackfillForm
+    needs_reason = True
+    template = "distcron_app/cancel_backfill.html"
+
+    def target(self, **kwargs: Any) -> Backfill:
+        return _backfill_or_404(kwargs["backfill_id"])
+
+    def about(self, target: Backfill) -> dict[str, Any]:
+        progress = target.progress()
+        waiting = progress.states.get("queued", 0)
+        return {
+            "backfill": target,
+            "place": _zone_name(target.schedule),
+            "waiting": waiting,
+            "begun": progress.open - waiting,
+        }
+
+    def act(self, target: Backfill, **given: Any) -> HttpResponse:
+        is_stopping = not given.pop("let_run")
+        done = operations.cancel_backfill(target, is_stopping=is_stopping, **given)
+        _say(self.request, done.in_words())
+        may_see = self.request.user.has_perm("distcron.view_run")
+        return redirect(target if may_see else target.schedule or "distcron:overview")
 
 
 class PauseSchedule(ScheduleAction):
@@ -613,12 +786,18 @@ class RunAction(Action):
 
     section = "runs"
     template = "distcron_app/confirm_run.html"
+    # A run in another state has nothing to confirm.
+    states: ClassVar[tuple[str, ...]]
 
     def target(self, **kwargs: Any) -> Run:
         return _run_or_404(kwargs["run_id"])
 
     def about(self, target: Run) -> dict[str, Any]:
-        return {"run": target, "stop_asked": explanations.stop_asked(target)}
+        return {
+            "run": target,
+            "stop_asked": explanations.stop_asked(target),
+            "is_possible": target.state in self.states,
+        }
 
 
 class CancelRun(RunAction):
@@ -628,6 +807,7 @@ class CancelRun(RunAction):
     verb = "cancel"
     heading = gettext_lazy("Cancel the run")
     needs_reason = True
+    states = Run.OPEN_STATES
 
     def act(self, target: Run, **given: Any) -> HttpResponse:
         done = operations.cancel_run(target, **given)
@@ -641,6 +821,7 @@ class RunAgain(RunAction):
     permission = "run_schedule"
     verb = "again"
     heading = gettext_lazy("Run again")
+    states = Run.AGAIN_STATES
 
     def act(self, target: Run, **given: Any) -> HttpResponse:
         run = operations.run_again(target, **given)
@@ -700,6 +881,20 @@ def _run_or_404(run_id: int) -> Run:
     if run is None:
         raise _no_run(run_id)
     return run
+
+
+def _backfill_or_404(backfill_id: int) -> Backfill:
+    found = Backfill.objects.select_related("schedule").filter(pk=backfill_id).first()
+    if found is None:
+        message = _("Backfill %s does not exist, or its history was pruned.")
+        raise Http404(message % backfill_id)
+    return found
+
+
+def _time_left(progress: BackfillProgress, now: datetime) -> float | None:
+    """Return the seconds in steps, so that a poll may find nothing new."""
+    seconds = progress.remaining_seconds(now)
+    return None if seconds is None else math.ceil(seconds / _STEP_SECONDS) * _STEP_SECONDS
 
 
 def _no_run(run_id: int) -> Http404:

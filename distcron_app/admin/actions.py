@@ -122,13 +122,15 @@ def confirm(
         return HttpResponseNotAllowed(["GET", "POST"])
     data = request.POST if ids is None and request.method == "POST" else None
     text = ",".join(map(str, ids)) if ids is not None else _sent(request).get("ids", "")
+    schedules = _schedules(model_admin, request, text)
     form = ConfirmForm(
         data,
         needs_reason=verb.needs_reason,
         has_until=verb.has_until,
+        # Of several schedules each has its own.
+        schedule=schedules[0] if verb.name == "run" and len(schedules) == 1 else None,
         initial={"ids": text},
     )
-    schedules = _schedules(model_admin, request, text)
     if data is not None and form.is_valid() and schedules:
         return _act(request, verb, schedules, form)
     return _page(model_admin, request, verb, schedules, form)
@@ -182,7 +184,8 @@ def _act(
 ) -> HttpResponse:
     reason, key = form.cleaned_data["reason"], form.cleaned_data["idempotency_key"]
     if verb.name == "run":
-        _run_all(request, schedules, reason, key)
+        call = {name: form.cleaned_data.get(name) for name in ("arguments", "nominal_at")}
+        _run_all(request, schedules, reason=reason, idempotency_key=key, **call)
     else:
         user = _user(request)
         author: dict[str, Any] = {
@@ -200,8 +203,8 @@ def _act(
     return HttpResponseRedirect(_back_url(schedules))
 
 
-def _run_all(request: HttpRequest, schedules: Sequence[Schedule], reason: str, key: str) -> None:
-    outcomes = [_run_one(request, schedule, reason, key) for schedule in schedules]
+def _run_all(request: HttpRequest, schedules: Sequence[Schedule], **given: Any) -> None:
+    outcomes = [_run_one(request, schedule, **given) for schedule in schedules]
     for level, text in outcomes[:_LINES]:
         messages.add_message(request, level, text)
     rest = outcomes[_LINES:]
@@ -212,7 +215,7 @@ def _run_all(request: HttpRequest, schedules: Sequence[Schedule], reason: str, k
         messages.info(request, text % counts)
 
 
-def _run_one(request: HttpRequest, schedule: Schedule, reason: str, key: str) -> tuple[int, str]:
+def _run_one(request: HttpRequest, schedule: Schedule, **given: Any) -> tuple[int, str]:
     user = _user(request)
     needed = operations.job_permission(schedule.job)
     if needed and not user.has_perm(needed):
@@ -220,12 +223,7 @@ def _run_one(request: HttpRequest, schedule: Schedule, reason: str, key: str) ->
         return messages.ERROR, format_html(text, schedule, needed)
     try:
         run = operations.run_now(
-            schedule,
-            actor=user.get_username(),
-            user=user,
-            via="admin",
-            reason=reason,
-            idempotency_key=key,
+            schedule, actor=user.get_username(), user=user, via="admin", **given
         )
     except ScheduleBusy as busy:
         blocking = _run_link(request, busy.blocked_by)

@@ -121,6 +121,8 @@ class RunAdmin(ReadOnly, _RunAdmin):
         if request.user.has_perm(operations.VIEW_OUTPUT):
             outcome += ["output_shown", "traceback_shown"]
         what = ["schedule_shown", "job", "arguments_shown", "delivery", "trigger", "triggered_by"]
+        if obj is not None and obj.backfill_id is not None:
+            what += ["backfill"]
         when = ["scheduled_shown", "due_shown", "claimed_shown", "started_shown", "finished_shown"]
         owner = ["node", "attempt", "recoveries", "fencing_token", "late_shown"]
         return [
@@ -147,7 +149,7 @@ class RunAdmin(ReadOnly, _RunAdmin):
 
     @admin.display(description=gettext_lazy("scheduled"))
     def scheduled_shown(self, run: Run) -> str:
-        return _instant(run, "scheduled_at")
+        return _instant(run, "instant")
 
     @admin.display(description=gettext_lazy("due"))
     def due_shown(self, run: Run) -> str:

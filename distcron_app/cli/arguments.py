@@ -11,7 +11,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from distcron_app.lifecycle import PRUNE_BATCH
-from distcron_app.models import AuditEntry
+from distcron_app.models import AuditEntry, Backfill
+from distcron_app.operations import MAX_PER_MINUTE, MAX_SIDE_BY_SIDE
 from distcron_app.timetable.forecast import MAX_HOURS
 
 __all__ = ["VERBS", "Verb", "add_verbs", "add_view_flags"]
@@ -264,6 +265,11 @@ def _run_flags(parser: CommandParser) -> None:
         "--arguments", metavar="JSON", help=_("All arguments for this run, as a JSON object.")
     )
     parser.add_argument(
+        "--at",
+        metavar="TIME",
+        help=_("The instant that the job is told: 2026-11-01T02:30, local to the schedule's zone."),
+    )
+    parser.add_argument(
         "--wait", action="store_true", help=_("Wait for the end; exit 0 only if it succeeded.")
     )
     parser.add_argument(
@@ -279,6 +285,80 @@ def _run_flags(parser: CommandParser) -> None:
     )
     _add_reason(parser, required=False)
     _add_user(parser)
+
+
+def _backfill_flags(parser: CommandParser) -> None:
+    parser.add_argument("key", metavar="KEY", help=_("The schedule."))
+    parser.add_argument(
+        "--from",
+        dest="start",
+        required=True,
+        metavar="TIME",
+        help=_("Begin here, included: 2026-11-01 or 2026-11-01T06:00; local to the schedule."),
+    )
+    parser.add_argument(
+        "--to",
+        dest="end",
+        required=True,
+        metavar="TIME",
+        help=_("End here, included; a date means the whole day."),
+    )
+    parser.add_argument(
+        "--per-minute",
+        type=whole_number(1, MAX_PER_MINUTE),
+        metavar="N",
+        help=_("Start at most so many runs in a minute; without it as fast as they end."),
+    )
+    parser.add_argument(
+        "--overlap",
+        choices=Backfill.Overlap.values,
+        default=Backfill.Overlap.ONE_BY_ONE.value,
+        help=_("one_by_one (default), or side_by_side as far as the schedule allows it."),
+    )
+    parser.add_argument(
+        "--most-active",
+        type=whole_number(1, MAX_SIDE_BY_SIDE),
+        metavar="N",
+        help=_("With --overlap side_by_side: so many at once at most."),
+    )
+    parser.add_argument(
+        "--repeat",
+        nargs="?",
+        choices=Backfill.Repeat.values,
+        default=Backfill.Repeat.NONE.value,
+        const=Backfill.Repeat.ALL.value,
+        help=_("Also instants that have a run: failed ones, or all; left out by default."),
+    )
+    parser.add_argument(
+        "--arguments", metavar="JSON", help=_("All arguments for its runs, as a JSON object.")
+    )
+    parser.add_argument("--yes", action="store_true", help=_("Do not ask."))
+    parser.add_argument("--dry-run", action="store_true", help=_("Count only, queue nothing."))
+    _add_reason(parser, required=False)
+    _add_user(parser)
+
+
+def _backfills_flags(parser: CommandParser) -> None:
+    parser.add_argument("--all", action="store_true", help=_("Also those that have ended."))
+    parser.add_argument("--schedule", metavar="KEY", help=_("Only those of this schedule."))
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=_("for one backfill"))
+    for name, text in (
+        ("show", _("Show how far one backfill is.")),
+        ("cancel", _("Cancel what has not started; what runs is asked to stop.")),
+    ):
+        action = actions.add_parser(name, help=text, description=text, formatter_class=_VerbHelp)
+        action.add_argument(
+            "backfill", type=run_number, metavar="ID", help=_("The number of the backfill.")
+        )
+        if name == "cancel":
+            _add_reason(action, required=True)
+            action.add_argument(
+                "--let-run", action="store_true", help=_("Let what runs go on to its end.")
+            )
+            action.add_argument("--yes", action="store_true", help=_("Do not ask."))
+            _add_user(action)
+        add_view_flags(action, default=argparse.SUPPRESS)
+        _add_base_flags(action)
 
 
 def _cancel_flags(parser: CommandParser) -> None:
@@ -438,6 +518,18 @@ def _prune_flags(parser: CommandParser) -> None:
     _add_user(parser)
 
 
+def _sync_flags(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--adopt",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=_("Take this schedule over from people who made it; may be repeated."),
+    )
+    parser.add_argument("--dry-run", action="store_true", help=_("Show it, change nothing."))
+    _add_user(parser)
+
+
 def _no_flags(parser: CommandParser) -> None:
     """Add nothing: the verb has only the flags of every verb."""
 
@@ -493,6 +585,23 @@ VERBS = _by_name(
             add_flags=_run_flags,
         ),
         Verb(
+            name="backfill",
+            help=gettext_lazy("Run a past range of a schedule; counts it first."),
+            command="distcron_app.cli.backfilling.begin_backfill",
+            examples=(
+                "invoice-close --from 2026-06-01 --to 2026-06-03 --dry-run",
+                "invoice-close --from 2026-06-01 --to 2026-06-03 --per-minute 6 --yes",
+            ),
+            add_flags=_backfill_flags,
+        ),
+        Verb(
+            name="backfills",
+            help=gettext_lazy("Show the backfills and how far they are; cancel one."),
+            command="distcron_app.cli.backfilling.manage_backfills",
+            examples=("--all", "--schedule invoice-close --json"),
+            add_flags=_backfills_flags,
+        ),
+        Verb(
             name="cancel",
             help=gettext_lazy("Cancel a run: at once before it starts, else its job is asked."),
             command="distcron_app.cli.steering.cancel_run",
@@ -532,6 +641,13 @@ VERBS = _by_name(
             command="distcron_app.cli.switching.switch_maintenance",
             examples=('on --until +30m --reason "database move"', "off"),
             add_flags=_maintenance_flags,
+        ),
+        Verb(
+            name="sync",
+            help=gettext_lazy("Make rows of the schedules in code, as migrate does."),
+            command="distcron_app.cli.syncing.sync_schedules",
+            examples=("--dry-run", "--json"),
+            add_flags=_sync_flags,
         ),
         Verb(
             name="nodes",

@@ -11,8 +11,10 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.utils.translation import gettext as _
 
 from distcron_app.errors import (
+    BackfillMovedOn,
     ConfigurationError,
     InvalidArguments,
+    InvalidBackfill,
     LockUnavailable,
     RunMovedOn,
     ScheduleBusy,
@@ -107,9 +109,11 @@ def _is_missing_table(cause: str) -> bool:
 _EXITS: dict[type[Exception], tuple[int, Callable[[Any], str]]] = {
     TimetableError: (USAGE, str),
     InvalidArguments: (USAGE, _arguments_text),
+    InvalidBackfill: (USAGE, str),
     UnknownJob: (NOT_FOUND, str),
     ScheduleBusy: (REFUSED, busy_text),
     RunMovedOn: (REFUSED, str),
+    BackfillMovedOn: (REFUSED, str),
     StaleVersion: (REFUSED, str),
     ConfigurationError: (FAILED, str),
     LockUnavailable: (DEPENDENCY_DOWN, str),

@@ -9,8 +9,9 @@ from distcron_app.cli import times
 from distcron_app.cli.console import Console
 from distcron_app.cli.exits import USAGE, Exit
 from distcron_app.cli.lookup import find_schedule
-from distcron_app.explained_instants import Fact, explain_instant, read_when
+from distcron_app.explained_instants import Fact, explain_instant
 from distcron_app.instants import database_now
+from distcron_app.walltime import read_when
 
 __all__ = ["show_explanation"]
 

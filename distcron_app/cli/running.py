@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -13,11 +14,13 @@ from distcron_app import operations, registry
 from distcron_app.arguments import Parameter, masked_arguments
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Console
-from distcron_app.cli.exits import FAILED, REFUSED, TIMED_OUT, Exit, busy_text
+from distcron_app.cli.exits import FAILED, REFUSED, TIMED_OUT, USAGE, Exit, busy_text
 from distcron_app.cli.lookup import actor_name, find_schedule, permitted_user
 from distcron_app.clock import Clock
 from distcron_app.errors import ScheduleBusy
 from distcron_app.models import Node, Run, Schedule
+from distcron_app.timetable import zone
+from distcron_app.walltime import read_instant
 
 __all__ = ["run_facts", "run_schedule", "show_run"]
 
@@ -40,6 +43,7 @@ def run_schedule(console: Console, options: dict[str, Any]) -> None:
             via="cli",
             reason=options["reason"],
             arguments=_arguments(schedule, options["arguments"], dict(options["arg"])),
+            nominal_at=_nominal_at(schedule, options["at"]),
             behind=options["behind"],
         )
     except ScheduleBusy as error:
@@ -59,6 +63,16 @@ def run_schedule(console: Console, options: dict[str, Any]) -> None:
         raise Exit(TIMED_OUT, message % (facts | {"seconds": options["timeout"]}))
     if options["wait"] and run.state != Run.State.SUCCEEDED:
         raise Exit(FAILED, _outcome_text(run))
+
+
+def _nominal_at(schedule: Schedule, text: str | None) -> datetime | None:
+    """Return the instant of ``--at``. Raise Exit for what is none."""
+    if text is None:
+        return None
+    try:
+        return read_instant(text, zone(schedule.timezone))
+    except (ValueError, OverflowError) as error:
+        raise Exit(USAGE, f"--at: {error}") from None
 
 
 def _arguments(
@@ -214,6 +228,9 @@ def run_facts(run: Run) -> dict[str, Any]:
         "cancel_cause": run.cancel_cause,
         "attempt": run.attempt,
         "node": node and node.name,
+        "trigger": run.trigger,
+        "scheduled_at": times.iso(run.instant),
+        "backfill": run.backfill_id,
         "due_at": times.iso(run.due_at),
         "started_at": times.iso(run.started_at),
         "finished_at": times.iso(run.finished_at),

@@ -9,6 +9,9 @@
       ├──► claimed, or running where a crash may repeat the run (timetable)
       └──► skipped
 
+Where other schedules follow the end of a run (``chains``), their runs are inserted, queued or
+skipped, in the transaction that ends it.
+
 Each transition is one conditional write that names the state it leaves, and, where a
 node acts on what it owns, the owner token and the fencing token. It returns who won;
 losing is not an error. On PostgreSQL a batch of any size costs a fixed number of
@@ -21,6 +24,13 @@ Two guards make one claim per occurrence, and either would do: the schedule's
 second after an edit moves ``next_run_at`` back.
 """
 
+from distcron_app.lifecycle.backfills import (
+    BackfillCancel,
+    cancel_backfill,
+    forget_backfills,
+    queue_backfill,
+    settle_backfills,
+)
 from distcron_app.lifecycle.cancel import CancelResult, Stops, request_cancel, stops
 from distcron_app.lifecycle.claim import claim, claim_queued, queue_again, queue_manual, read_back
 from distcron_app.lifecycle.outcome import (
@@ -58,6 +68,7 @@ from distcron_app.lifecycle.values import (
 __all__ = [
     "PRUNE_BATCH",
     "TRANSITIONS",
+    "BackfillCancel",
     "CancelResult",
     "Claimed",
     "ClaimedRun",
@@ -72,6 +83,7 @@ __all__ = [
     "Skip",
     "SkippedRun",
     "Stops",
+    "cancel_backfill",
     "cancel_without_schedule",
     "claim",
     "claim_queued",
@@ -79,10 +91,12 @@ __all__ = [
     "expire",
     "failed_in_a_row",
     "finish",
+    "forget_backfills",
     "give_back",
     "note_lease_lost",
     "prune",
     "queue_again",
+    "queue_backfill",
     "queue_manual",
     "read_back",
     "recover",
@@ -91,6 +105,7 @@ __all__ = [
     "report_progress",
     "request_cancel",
     "runs_again",
+    "settle_backfills",
     "settle_strays",
     "skip_paused",
     "start",

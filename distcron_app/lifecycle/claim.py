@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -12,16 +12,24 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, transaction
 from django.utils.translation import gettext as _
 
+from distcron_app.context import ParentRun
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
-from distcron_app.lifecycle.overlap import Fate, OpenRuns, fate, open_runs
+from distcron_app.lifecycle.backfills import active_of, in_turn
+from distcron_app.lifecycle.chains import follow, parents_of, waits_for
+from distcron_app.lifecycle.overlap import (
+    REPLACE_CAUSE,
+    Fate,
+    OpenRuns,
+    fate,
+    open_runs,
+    replace,
+)
 from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
-from distcron_app.models import Attempt, Node, Run, Schedule, ended_attempt
+from distcron_app.models import Attempt, Backfill, ChainLink, Node, Run, Schedule, ended_attempt
 
 __all__ = ["claim", "claim_queued", "queue_again", "queue_manual", "read_back"]
 
-# Told to the active run that a newer occurrence replaces.
-REPLACE_CAUSE = "a newer occurrence replaces it"
 # Rows per INSERT on the portable path; SQLite limits the variables of one statement.
 _PORTABLE_CHUNK = 200
 
@@ -50,7 +58,8 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
     """Claim queued runs, given as run id to fresh owner token; return what is now owned.
 
     A run whose schedule has an active run stays queued, and a spread occurrence is
-    skipped then, or where its schedule was paused meanwhile. The schedule's row is locked
+    skipped then, or where its schedule was paused meanwhile. One of a backfill waits for
+    its turn by the rule of the backfill as well. The schedule's row is locked
     first, as in ``claim``, so that the two cannot miss each other.
     """
     if not owner_tokens:
@@ -61,6 +70,8 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         if not schedules:
             return Claimed()
         opened = open_runs(schedules)
+        backfills = _backfills_of(rows.values())
+        own = active_of(backfills)
         locked = (
             Run.objects.select_for_update(skip_locked=_can_skip_locked())
             .filter(pk__in=rows, state="queued", schedule__in=schedules, due_at__lte=DatabaseNow())
@@ -69,38 +80,53 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         now = database_now()
         won: list[Run] = []
         decided: list[Run] = []
+        ended: list[int] = []
         for run in locked:
             schedule = schedules[run.schedule_id or 0]
             beside = opened.get(schedule.pk, OpenRuns())
             fated = fate(
                 schedule, beside, has_begun=run.attempt > 0, was_queued=not run.is_held_back
             )
-            if run.is_held_back and schedule.state == Schedule.State.PAUSED:
+            if run.is_undecided and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
                 decided.append(run)
+            elif run.waits_in_backfill and not in_turn(
+                backfills[run.backfill_id or 0], beside, own.get(run.backfill_id or 0, 0)
+            ):
+                continue
             elif fated == "start":
                 won.append(run)
                 opened[schedule.pk] = _with_one_more(beside, run)
+                own[run.backfill_id or 0] = own.get(run.backfill_id or 0, 0) + 1
             elif run.is_held_back and fated == "queue":
                 run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
                 decided.append(run)
                 if schedule.overlap == Schedule.Overlap.REPLACE:
-                    _replace({schedule.pk: beside})
+                    ended += replace({schedule.pk: beside}, told=_followed(schedules))
             elif run.is_held_back:
                 _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
                 decided.append(run)
         Run.objects.bulk_update(decided, ["state", "reason", "details", "finished_at"])
         skipped = [run for run in decided if run.state == Run.State.SKIPPED]
+        followed = _followed(schedules)
+        follow([*ended, *(run.pk for run in skipped if run.schedule_id in followed)])
         return Claimed(
             runs=tuple(_write_queued_claims(won, schedules, owner_tokens, node_id)),
             skipped=tuple(_skipped(run, schedules[run.schedule_id or 0]) for run in skipped),
         )
 
 
+def _backfills_of(runs: Iterable[Run]) -> dict[int, Backfill]:
+    ids = {run.backfill_id for run in runs if run.waits_in_backfill}
+    return Backfill.objects.in_bulk([pk for pk in ids if pk is not None]) if ids else {}
+
+
 def _with_one_more(beside: OpenRuns, run: Run) -> OpenRuns:
+    added = 0 if run.attempt else 1
     return OpenRuns(
-        active=beside.active + (0 if run.attempt else 1),
+        active=beside.active + added,
         executing=beside.executing + 1,
+        backfilling=beside.backfilling + (added if run.backfill_id else 0),
         blocked_by=beside.blocked_by or run.pk,
         waiting=beside.waiting,
     )
@@ -111,17 +137,20 @@ def queue_manual(
     *,
     by: str,
     arguments: Mapping[str, Any] | None = None,
+    nominal_at: datetime | None = None,
     behind: bool = False,
 ) -> Run:
     """Insert a queued run that starts as soon as a node has a free slot.
 
-    Raise ScheduleBusy when a run of the schedule is queued or active. With ``behind`` it
-    waits for that one instead, whatever the schedule's queue holds already.
+    With ``nominal_at``, aware, it stands for that instant; the timetable's own run of it is
+    not touched. Raise ScheduleBusy when a run of the schedule is queued or active; what
+    waits in a backfill does not count. With ``behind`` it waits for that one instead,
+    whatever the schedule's queue holds already.
     """
     with transaction.atomic():
         limit = Schedule.objects.select_for_update().get(pk=schedule.pk).active_limit
         opened = list(
-            Run.objects.open()
+            Run.objects.in_the_way()
             .filter(schedule=schedule.pk)
             .order_by("id")
             .values_list("pk", flat=True)
@@ -135,8 +164,11 @@ def queue_manual(
             job=schedule.job,
             arguments=dict(schedule.arguments if arguments is None else arguments),
             delivery=schedule.delivery,
+            queue=schedule.queue,
+            priority=schedule.priority,
             trigger=Run.Trigger.MANUAL,
             triggered_by=by,
+            nominal_at=nominal_at,
             due_at=database_now(),
             state=Run.State.QUEUED,
             reason=Run.Reason.OVERLAP if waits else Run.Reason.NONE,
@@ -199,28 +231,41 @@ def read_back(owner_tokens: Collection[str], node_id: UUID) -> list[ClaimedRun]:
     rows = Run.objects.filter(
         owner_token__in=list(owner_tokens), node_id=node_id, state__in=Run.ACTIVE_STATES
     )
-    return [_owned(run) for run in rows.select_related("schedule")]
+    return _all_owned(rows.select_related("schedule"))
 
 
-def _owned(run: Run) -> ClaimedRun:
+def _all_owned(runs: Iterable[Run]) -> list[ClaimedRun]:
+    runs = list(runs)
+    parents = parents_of(runs)
+    return [_owned(run, parents.get(run.pk)) for run in runs]
+
+
+def _owned(run: Run, parent: ParentRun | None) -> ClaimedRun:
+    schedule = run.schedule or Schedule()
+    instant = run.due_at if parent is None else parent.scheduled_at
     return ClaimedRun(
         run_id=run.pk,
         schedule_id=run.schedule_id or 0,
-        schedule_key=run.schedule.key if run.schedule else "",
+        schedule_key=schedule.key,
         schedule_name=run.schedule_name,
         job=run.job,
         arguments=run.arguments,
         delivery=run.delivery,
-        scheduled_at=run.scheduled_at or run.due_at,
+        scheduled_at=run.instant or instant,
         due_at=run.due_at,
         state=run.state,
         attempt=run.attempt,
         recoveries=run.recoveries,
-        max_attempts=run.schedule.max_attempts if run.schedule else 1,
+        max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        parent=parent,
+        **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
+
+# Columns of the schedule that go with a claim, in the order of _CLAIM_SQL.
+_LIMITS = ("isolation", "run_timeout_seconds", "kill_grace_seconds", "memory_limit_mb")
 
 # --- PostgreSQL ---------------------------------------------------------------
 
@@ -240,10 +285,12 @@ _CLAIM_SQL = """
 WITH opened AS (
   SELECT r.schedule_id,
          count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
+         count(*) FILTER (WHERE r.backfill_id IS NOT NULL
+                                AND (r.state <> 'queued' OR r.attempt > 0)) AS backfilling,
          min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS blocked_by,
          -- What a person queued takes no place in the schedule's queue.
          count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
-                                AND r."trigger" = 'timetable') AS waiting
+                                AND r."trigger" IN ('timetable', 'chain')) AS waiting
   FROM distcron_run r
   WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
   GROUP BY r.schedule_id
@@ -257,6 +304,8 @@ WITH opened AS (
               WHEN s.overlap = 'replace' THEN 'queue'
               WHEN s.overlap = 'queue_one' AND coalesce(o.waiting, 0) < 1 THEN 'queue'
               WHEN s.overlap = 'queue_all' AND coalesce(o.waiting, 0) < s.max_queued THEN 'queue'
+              WHEN o.active - o.backfilling < coalesce(s.max_active, 1) AND o.waiting < 1
+              THEN 'queue'
               ELSE 'skip' END AS fate
   FROM distcron_schedule s LEFT JOIN opened o ON o.schedule_id = s.id
   WHERE s.id = ANY(%(ids)s)
@@ -278,19 +327,22 @@ WITH opened AS (
   ) p JOIN distcron_schedule s ON s.id = p.id
   WHERE p.decided
 ), replaced AS (
+  -- As overlap.replace().
   UPDATE distcron_run r
-  SET state = 'skipped', finished_at = statement_timestamp(),
+  SET state = 'skipped', reason = 'overlap', finished_at = statement_timestamp(),
       details = jsonb_build_object('blocked_by', f.blocked_by, 'replaced', true)
   FROM p JOIN fates f ON f.id = p.id
-  WHERE p.replaces AND r.schedule_id = p.id
-    AND r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
-    AND r."trigger" = 'timetable'
+  WHERE p.replaces AND r.schedule_id = p.id AND r.state = 'queued' AND r.attempt = 0
+    AND (r.reason = 'overlap' AND r."trigger" IN ('timetable', 'chain')
+         OR r.reason = '' AND r."trigger" = 'chain')
+  RETURNING r.id, r.schedule_id
 ), asked AS (
   UPDATE distcron_run r
   SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
   FROM p
   WHERE p.replaces AND r.schedule_id = p.id
     AND r.state IN ('claimed', 'running') AND r.cancel_requested_at IS NULL
+    AND r.backfill_id IS NULL
 ), moved AS (
   UPDATE distcron_schedule s
   SET next_run_at = p.next_run_at,
@@ -300,7 +352,8 @@ WITH opened AS (
       state_reason = CASE WHEN p.next_run_at IS NULL THEN %(exhausted)s ELSE s.state_reason END
   FROM p WHERE s.id = p.id
   RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token,
-            s.max_attempts
+            s.max_attempts, s.queue, s.priority, s.isolation, s.run_timeout_seconds,
+            s.kill_grace_seconds, s.memory_limit_mb
 ), wanted AS (
   SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
@@ -321,7 +374,7 @@ WITH opened AS (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
     owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message,
-    error, cancel_cause)
+    error, cancel_cause, queue, priority, concurrency_key)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
          scheduled_at, due_at, new_state,
          CASE WHEN reason <> '' THEN reason
@@ -337,16 +390,23 @@ WITH opened AS (
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
-         false, '', '', ''
+         false, '', '', '', queue, priority, ''
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,
             EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
             details::text
 )
-SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts
-FROM inserted i JOIN moved m ON m.id = i.schedule_id
-WHERE i.state <> 'queued'
+SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts,
+       m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb,
+       -- The run whose end other schedules follow: this one, or one that it replaces.
+       CASE WHEN gone.id IS NOT NULL THEN gone.id
+            WHEN i.state = 'skipped' AND EXISTS (
+              SELECT 1 FROM distcron_chainlink l
+              WHERE l.schedule_id = i.schedule_id AND l.event = 'skipped') THEN i.id END
+FROM (inserted i JOIN moved m ON m.id = i.schedule_id AND i.state <> 'queued')
+FULL JOIN (SELECT r.id FROM replaced r JOIN distcron_chainlink l
+           ON l.schedule_id = r.schedule_id AND l.event = 'skipped') gone ON false
 ORDER BY i.id
 """
 
@@ -367,7 +427,9 @@ def _claim_postgres(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         if not kept:
             return Claimed()
         cursor.execute(_CLAIM_SQL, _claim_parameters(kept, node_id))
-        rows = [_from_row(row) for row in cursor.fetchall()]
+        found = cursor.fetchall()
+    rows = [_from_row(row[:-1]) for row in found if row[0] is not None]
+    follow({row[-1] for row in found if row[-1] is not None})
     return Claimed(
         runs=tuple(row for row in rows if isinstance(row, ClaimedRun)),
         skipped=tuple(row for row in rows if isinstance(row, SkippedRun)),
@@ -427,7 +489,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
     run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
-    key, name, job, arguments, delivery, max_attempts = row[10:]
+    key, name, job, arguments, delivery, max_attempts, *limits = row[10:]
     scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
@@ -453,6 +515,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         max_attempts=max_attempts,
         fencing_token=fencing,
         owner_token=owner,
+        **dict(zip(_LIMITS, limits, strict=True)),
     )
 
 
@@ -487,7 +550,8 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         _move(schedules[decision.schedule_id], decision, fates[decision.schedule_id])
     moved = [schedules[decision.schedule_id] for decision in kept]
     Schedule.objects.write_claims(moved, _PORTABLE_CHUNK)
-    _replace(
+    followed = _followed(schedules)
+    replaced = replace(
         {
             decision.schedule_id: runs[decision.schedule_id]
             for decision in kept
@@ -495,33 +559,12 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
             and not decision.is_held_back
             and schedules[decision.schedule_id].overlap == Schedule.Overlap.REPLACE
             and fates[decision.schedule_id] == "queue"
-        }
+        },
+        told=followed,
     )
-    return _insert_portable(kept, schedules, fates, runs, node_id)
-
-
-def _replace(blocked: Mapping[int, OpenRuns]) -> None:
-    """Ask the active runs of these schedules to stop, and skip what waits behind them.
-
-    What a person queued is kept: a newer occurrence does not stand for it.
-    """
-    now = database_now() if blocked else None
-    for pk, runs in blocked.items():
-        of_schedule = Run.objects.filter(schedule=pk)
-        waiting = of_schedule.filter(
-            state=Run.State.QUEUED,
-            attempt=0,
-            reason=Run.Reason.OVERLAP,
-            trigger=Run.Trigger.TIMETABLE,
-        )
-        waiting.update(
-            state=Run.State.SKIPPED,
-            finished_at=now,
-            details={"blocked_by": runs.blocked_by, "replaced": True},
-        )
-        of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
-            cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
-        )
+    claimed, skipped = _insert_portable(kept, schedules, fates, runs, node_id)
+    follow([*replaced, *(run.pk for run in skipped if run.schedule_id in followed)])
+    return claimed
 
 
 def _move(schedule: Schedule, decision: Decision, fated: Fate) -> None:
@@ -542,7 +585,7 @@ def _insert_portable(
     fates: Mapping[int, Fate],
     runs: Mapping[int, OpenRuns],
     node_id: UUID,
-) -> Claimed:
+) -> tuple[Claimed, list[Run]]:
     now = database_now()
     rows = [
         _new_run(
@@ -571,10 +614,11 @@ def _insert_portable(
     Run.objects.bulk_create(free, batch_size=_PORTABLE_CHUNK)
     skipped = [row for row in free if row.state == Run.State.SKIPPED]
     tokens = [row.owner_token for row in free if row.owner_token]
-    return Claimed(
+    claimed = Claimed(
         runs=tuple(read_back(tokens, node_id)) if tokens else (),
         skipped=tuple(_skipped(row, schedules[row.schedule_id or 0]) for row in skipped),
     )
+    return claimed, skipped
 
 
 def _skipped(run: Run, schedule: Schedule) -> SkippedRun:
@@ -601,6 +645,8 @@ def _new_run(
         job=schedule.job,
         arguments=schedule.arguments,
         delivery=schedule.delivery,
+        queue=schedule.queue,
+        priority=schedule.priority,
         scheduled_at=wanted.scheduled_at,
         due_at=wanted.due_at,
         fencing_token=schedule.fencing_token,
@@ -647,9 +693,15 @@ def _lock_schedules(schedule_ids: Collection[int | None], node_id: UUID) -> dict
     rows = (
         Schedule.objects.select_for_update(skip_locked=_can_skip_locked())
         .filter(pk__in=[pk for pk in schedule_ids if pk is not None])
+        .annotate(is_followed=waits_for("pk", ChainLink.Event.SKIPPED))
         .order_by("pk")
     )
     return {schedule.pk: schedule for schedule in rows}
+
+
+def _followed(schedules: Mapping[int, Any]) -> set[int]:
+    """Return the locked schedules of which another one waits for a skipped run."""
+    return {pk for pk, schedule in schedules.items() if schedule.is_followed}
 
 
 def _can_skip_locked() -> bool:
@@ -679,4 +731,4 @@ def _write_queued_claims(
         Run.objects.bulk_update(
             runs, ["state", "fencing_token", "owner_token", "node_id", "claimed_at"]
         )
-    return [_owned(run) for run in runs]
+    return _all_owned(runs)

@@ -1,19 +1,23 @@
 """What happens to an occurrence whose schedule already has as many active runs as it may.
 
-Pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
+``fate`` is pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from django.db import models
 
+from distcron_app.instants import database_now
 from distcron_app.models import Run, Schedule
 
-__all__ = ["Fate", "OpenRuns", "fate", "open_runs"]
+__all__ = ["REPLACE_CAUSE", "Fate", "OpenRuns", "fate", "open_runs", "replace"]
+
+# Told to the active run that a newer occurrence replaces.
+REPLACE_CAUSE = "a newer occurrence replaces it"
 
 Fate = Literal["start", "queue", "skip"]
 
@@ -22,11 +26,13 @@ Fate = Literal["start", "queue", "skip"]
 class OpenRuns:
     """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones.
 
-    ``executing`` are the active ones that a node has: claimed or running.
+    ``executing`` are the active ones that a node has: claimed or running. ``backfilling`` of
+    the active ones belong to a backfill; those that wait in one are left out.
     """
 
     active: int = 0
     executing: int = 0
+    backfilling: int = 0
     blocked_by: int | None = None
     waiting: int = 0
 
@@ -39,7 +45,8 @@ def fate(
     One that ``has_begun`` is among the active ones itself: it keeps its schedule while it
     waits for its next attempt, and so do others, which must not keep it from that for ever.
     One that ``was_queued`` has waited for its turn; a new one goes to the end of the queue,
-    where there is one.
+    where there is one. Behind runs of a backfill alone one occurrence waits, whatever the
+    policy: a backfill takes none away.
     """
     limit = schedule.active_limit
     overtakes = bool(runs.waiting) and schedule.overlap in _IN_ORDER and not was_queued
@@ -52,10 +59,14 @@ def fate(
         # It takes the place of whatever waits.
         Schedule.Overlap.REPLACE: runs.waiting + 1,
     }
-    return "queue" if runs.waiting < places.get(Schedule.Overlap(schedule.overlap), 0) else "skip"
+    own_places = places.get(Schedule.Overlap(schedule.overlap), 0)
+    if runs.active - runs.backfilling - has_begun < limit:
+        own_places = max(own_places, 1)
+    return "queue" if runs.waiting < own_places else "skip"
 
 
 _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
+_WAITING_TRIGGERS = (Run.Trigger.TIMETABLE, Run.Trigger.CHAIN)
 
 
 def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
@@ -66,7 +77,7 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         state=Run.State.QUEUED,
         attempt=0,
         reason=Run.Reason.OVERLAP,
-        trigger=Run.Trigger.TIMETABLE,
+        trigger__in=_WAITING_TRIGGERS,
     )
     rows = (
         Run.objects.open()
@@ -76,11 +87,50 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         .annotate(
             active=models.Count("id", filter=is_active),
             executing=models.Count("id", filter=~models.Q(state=Run.State.QUEUED)),
+            backfilling=models.Count("id", filter=is_active & models.Q(backfill__isnull=False)),
             first=models.Min("id", filter=is_active),
             waiting=models.Count("id", filter=waits),
         )
     )
     return {
-        pk: OpenRuns(active=active, executing=executing, blocked_by=first, waiting=waiting)
-        for pk, active, executing, first, waiting in rows
+        pk: OpenRuns(
+            active=active,
+            executing=executing,
+            backfilling=backfilling,
+            blocked_by=first,
+            waiting=waiting,
+        )
+        for pk, active, executing, backfilling, first, waiting in rows
     }
+
+
+def replace(blocked: Mapping[int, OpenRuns], *, told: Collection[int]) -> list[int]:
+    """Ask the active runs of these schedules to stop, and skip what waits behind them.
+
+    What a person queued is kept, and so is a backfill: a newer occurrence does not stand for
+    it. Return the runs that are skipped now, of the schedules in ``told`` only, whose end
+    somebody waits for.
+    """
+    now = database_now() if blocked else None
+    skipped: list[int] = []
+    for pk, runs in blocked.items():
+        of_schedule = Run.objects.filter(schedule=pk)
+        waiting = of_schedule.filter(
+            models.Q(reason=Run.Reason.OVERLAP, trigger__in=_WAITING_TRIGGERS)
+            # Another schedule started it, and no node has claimed it yet.
+            | models.Q(reason=Run.Reason.NONE, trigger=Run.Trigger.CHAIN),
+            state=Run.State.QUEUED,
+            attempt=0,
+        )
+        if pk in told:
+            skipped += waiting.select_for_update().order_by("pk").values_list("pk", flat=True)
+        waiting.update(
+            state=Run.State.SKIPPED,
+            reason=Run.Reason.OVERLAP,
+            finished_at=now,
+            details={"blocked_by": runs.blocked_by, "replaced": True},
+        )
+        of_schedule.filter(
+            state__in=Run.ACTIVE_STATES, cancel_requested_at=None, backfill=None
+        ).update(cancel_requested_at=now, cancel_cause=REPLACE_CAUSE)
+    return skipped

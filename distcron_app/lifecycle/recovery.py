@@ -12,6 +12,7 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.chains import follow
 from distcron_app.lifecycle.values import MAX_RECOVERIES, ClaimedRun
 from distcron_app.models import Attempt, Run, Schedule, ended_attempt
 
@@ -160,11 +161,15 @@ def expire() -> int:
     """Skip queued runs that could not start within their schedule's deadline; return how many.
 
     Counted from the instant of the timetable, or from when the run was to start where that
-    is later. A run that has begun once is left alone: it is decided by its retries.
+    is later. A run that has begun once is left alone: it is decided by its retries. So is
+    a backfill: whoever asked for it wants what is late.
     """
     rows = list(
         Run.objects.filter(
-            state=Run.State.QUEUED, attempt=0, schedule__start_deadline_seconds__isnull=False
+            state=Run.State.QUEUED,
+            attempt=0,
+            backfill=None,
+            schedule__start_deadline_seconds__isnull=False,
         ).select_related("schedule")[:_BATCH]
     )
     if not rows:
@@ -180,6 +185,7 @@ def expire() -> int:
         for run in expired:
             run.state, run.reason, run.finished_at = Run.State.SKIPPED, Run.Reason.EXPIRED, now
         _write(expired)
+        follow([run.pk for run in expired])
     return len(expired)
 
 
@@ -251,6 +257,7 @@ def _settle(
             ended.append(run.pk)
     Attempt.objects.bulk_create(attempts)
     _write(rows)
+    follow(ended)
     lost = unknown == Run.State.LOST
     return Recovered(
         requeued=tuple(requeued),

@@ -21,6 +21,7 @@ class AuditEntry(models.Model):
         DASHBOARD = "dashboard", _("dashboard")
         CLI = "cli", _("command line")
         SCHEDULER = "scheduler", _("scheduler")
+        CODE = "code", _("code")
 
     class Verb(models.TextChoices):
         ADD = "add", pgettext_lazy("verb", "add")
@@ -32,6 +33,8 @@ class AuditEntry(models.Model):
         RELEASE_LOCK = "release_lock", _("release lock")
         CANCEL = "cancel", pgettext_lazy("verb", "cancel")
         RUN_AGAIN = "run_again", _("run again")
+        BACKFILL = "backfill", _("backfill")
+        CANCEL_BACKFILL = "cancel_backfill", _("cancel backfill")
         PRUNE = "prune", pgettext_lazy("verb", "prune")
         MAINTENANCE_ON = "maintenance_on", _("begin maintenance")
         MAINTENANCE_OFF = "maintenance_off", _("end maintenance")

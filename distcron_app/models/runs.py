@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, Q
 from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app.instants import DatabaseNow, InstantField
+from distcron_app.models.backfills import Backfill
 from distcron_app.models.nodes import Node
 from distcron_app.models.schedules import Schedule
 
@@ -29,10 +30,50 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return runs that hold their schedule: claimed, running, or queued between attempts."""
         return self.open().exclude(state=Run.State.QUEUED, attempt=0)
 
+    def in_the_way(self) -> RunQuerySet:
+        """Return open runs behind which another one of their schedule would have to wait."""
+        return self.open().exclude(_waits_in_backfill())
+
     def queued_due(self, within_seconds: float = 0.0) -> RunQuerySet:
-        """Return queued runs whose time has come, or comes within the seconds, oldest first."""
+        """Return queued runs whose time has come, or comes within the seconds, oldest first.
+
+        Without those that wait in a backfill: thousands of them would fill each read.
+        """
         horizon = DatabaseNow(timedelta(seconds=within_seconds))
-        return self.filter(state=Run.State.QUEUED, due_at__lte=horizon).order_by("due_at", "id")
+        queued = self.filter(state=Run.State.QUEUED, due_at__lte=horizon)
+        return queued.exclude(_waits_in_backfill()).order_by("due_at", "id")
+
+    def next_of_backfills(self, within_seconds: float = 0.0) -> RunQuerySet:
+        """Return the next run of each active backfill that may start one by its own rule.
+
+        Asks at once which those are, by one query, and nothing more where there are none.
+        What a run that waits for its next attempt keeps is seen by the claim.
+        """
+        waiting = Run.objects.filter(_waits_in_backfill(), backfill=models.OuterRef("pk"))
+        first = models.Subquery(waiting.order_by("nominal_at").values("pk")[:1])
+        found = Backfill.objects.active().order_by().annotate(first=first)
+        ids = [pk for pk in found.values_list("first", flat=True) if pk is not None]
+        if not ids:
+            return self.none()
+        active = Run.objects.filter(
+            schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES
+        ).order_by()
+        of_backfill = (
+            active.filter(backfill=models.OuterRef("backfill"))
+            .values("backfill")
+            .annotate(count=models.Count("pk"))
+            .values("count")
+        )
+        alone = Q(backfill__overlap=Backfill.Overlap.ONE_BY_ONE) & Q(~Exists(active))
+        beside = Q(backfill__overlap=Backfill.Overlap.SIDE_BY_SIDE) & (
+            Q(backfill__most_active=None) | Q(beside__lt=models.F("backfill__most_active"))
+        )
+        return (
+            self.filter(pk__in=ids, due_at__lte=DatabaseNow(timedelta(seconds=within_seconds)))
+            .annotate(beside=Coalesce(models.Subquery(of_backfill), 0))
+            .filter(alone | beside)
+            .order_by("due_at", "id")
+        )
 
     def startable(self) -> RunQuerySet:
         """Leave out queued runs that must wait for others of their schedule.
@@ -76,10 +117,11 @@ class RunQuerySet(models.QuerySet["Run"]):
 
 
 class Run(models.Model):
-    """One occurrence that ran or was decided upon, or one manual trigger.
+    """One occurrence that ran or was decided upon, or one run on request.
 
-    ``scheduled_at`` is the timetable's instant and None for a manual run, so that the
-    unique key holds for the timetable's runs alone.
+    ``scheduled_at`` is the timetable's instant and None for a run on request, so that the
+    unique key holds for the timetable's runs alone. ``nominal_at`` is the instant that a
+    run on request stands for: each of a backfill, one by hand where somebody gave it one.
     """
 
     class State(models.TextChoices):
@@ -95,6 +137,8 @@ class Run(models.Model):
     class Trigger(models.TextChoices):
         TIMETABLE = "timetable", _("timetable")
         MANUAL = "manual", _("by hand")
+        CHAIN = "chain", _("another schedule")
+        BACKFILL = "backfill", _("backfill")
 
     class Reason(models.TextChoices):
         NONE = "", ""
@@ -119,7 +163,11 @@ class Run(models.Model):
         CALENDAR = "calendar", _("excluded by a calendar")
         PAUSED = "paused", _("the schedule was paused")
         DELETED = "deleted", _("the schedule was deleted")
+        INVALID = "invalid", _("the schedule is invalid")
+        CHAIN_DEPTH = "chain_depth", _("the chain of schedules is too long")
 
+    # What no person asked for: it says how the schedule is doing by itself.
+    AUTOMATIC_TRIGGERS = (Trigger.TIMETABLE, Trigger.CHAIN)
     OPEN_STATES = ("queued", "claimed", "running")
     ACTIVE_STATES = ("claimed", "running")
     # From these a person may start a run again.
@@ -145,7 +193,31 @@ class Run(models.Model):
         _("trigger"), max_length=10, choices=Trigger, default=Trigger.TIMETABLE
     )
     triggered_by = models.CharField(_("triggered by"), max_length=150, blank=True)
+    # Of the schedule when the run was decided upon.
+    queue = models.CharField(_("queue"), max_length=50, default="default")
+    priority = models.SmallIntegerField(_("priority"), default=0)
+    # The concurrency key with the arguments filled in; empty where there is none.
+    concurrency_key = models.CharField(_("concurrency key"), max_length=200, blank=True, default="")
+    parent = models.ForeignKey(
+        "self",
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        null=True,
+        related_name="children",
+        verbose_name=_("started by the run"),
+    )
     scheduled_at = InstantField(_("scheduled"), null=True)
+    nominal_at = InstantField(_("for the instant"), null=True)
+    backfill = models.ForeignKey(
+        Backfill,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        null=True,
+        related_name="runs",
+        verbose_name=_("backfill"),
+    )
     due_at = InstantField(_("due"))
 
     state = models.CharField(_("state"), max_length=10, choices=State)
@@ -172,6 +244,8 @@ class Run(models.Model):
     late = models.BooleanField(_("reported late"), default=False)
     progress_percent = models.FloatField(_("progress"), null=True)
     progress_message = models.CharField(_("progress message"), max_length=200, blank=True)
+    # The last thing the job wanted to be remembered for a recovery or a further attempt.
+    checkpoint = models.JSONField(_("checkpoint"), null=True, blank=True)
     result = models.JSONField(_("result"), null=True, blank=True)
     error = models.CharField(_("error"), max_length=500, blank=True, default="")
 
@@ -203,11 +277,19 @@ class Run(models.Model):
                 name="distcron_run_open",
                 condition=Q(state__in=["queued", "claimed", "running"]),
             ),
+            models.Index(
+                fields=["schedule", "nominal_at"],
+                name="distcron_run_nominal",
+                condition=Q(nominal_at__isnull=False),
+            ),
         ]
         constraints = [
             # The arbiter: one row per occurrence, whatever happens to Redis.
             models.UniqueConstraint(
                 fields=["schedule", "scheduled_at"], name="distcron_run_occurrence"
+            ),
+            models.UniqueConstraint(
+                fields=["backfill", "nominal_at"], name="distcron_run_backfill"
             ),
             models.CheckConstraint(
                 name="distcron_run_state",
@@ -237,10 +319,31 @@ class Run(models.Model):
         return reverse("distcron:run", args=[self.pk])
 
     @property
+    def instant(self) -> datetime | None:
+        """Return the instant that the run stands for, None for one by hand without any."""
+        instant: datetime | None = self.scheduled_at or self.nominal_at
+        return instant
+
+    @property
+    def waits_in_backfill(self) -> bool:
+        """Return True for a run of a backfill that has not had its turn yet."""
+        is_queued = self.state == self.State.QUEUED and self.attempt == 0 and not self.reason
+        return is_queued and self.backfill_id is not None
+
+    @property
     def is_held_back(self) -> bool:
         """Return True for a spread occurrence about which nothing was decided yet."""
         spread = self.scheduled_at is not None and self.due_at > self.scheduled_at
         return spread and self.attempt == 0 and not self.reason
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return True where a pause of its schedule still keeps it from running.
+
+        So it is with a spread occurrence, and with a run that another schedule has started.
+        """
+        is_followed_up = self.trigger == self.Trigger.CHAIN and self.attempt == 0
+        return self.is_held_back or (is_followed_up and self.reason != self.Reason.AGAIN)
 
     @property
     def is_final(self) -> bool:
@@ -354,6 +457,11 @@ class RunDay(models.Model):
 
     def __str__(self) -> str:
         return f"{self.schedule_id} {self.day}"
+
+
+def _waits_in_backfill() -> Q:
+    """Return the condition of ``Run.waits_in_backfill``."""
+    return Q(state=Run.State.QUEUED, attempt=0, reason="", backfill__isnull=False)
 
 
 def ended_attempt(run: Run, reason: str, at: datetime, error: str = "") -> Attempt:

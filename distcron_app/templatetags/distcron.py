@@ -50,6 +50,7 @@ _ICONS = {
     "lost": _BANG,
     "skipped": _SKIP,
     "active": _CHECK,
+    "done": _CHECK,
     "paused": _PAUSE,
     "exhausted": '<path d="M4 3v10M4 3.5h8l-2 2.5 2 2.5H4"/>',
     "invalid": _CROSS,
@@ -219,6 +220,7 @@ def node_label(row: Any) -> str:
 
 register.filter("inert", explanations.inert)
 register.filter("app_frames", explanations.app_frames)
+register.filter("chain_words", explanations.chain_words)
 
 
 def _zone(name: str) -> tzinfo:

@@ -248,7 +248,8 @@ def test_verbs_of_the_audit_are_indonesian() -> None:
         labels = [str(label) for label in AuditEntry.Verb.labels]
     assert labels == [
         *("tambah", "ubah", "hapus", "jalankan sekarang", "jeda", "lanjutkan"),
-        *("lepas kunci", "batalkan", "jalankan lagi", "bersihkan"),
+        *("lepas kunci", "batalkan", "jalankan lagi"),
+        *("isi ulang", "batalkan isi ulang", "bersihkan"),
         *("mulai pemeliharaan", "akhiri pemeliharaan"),
     ]
 

@@ -43,7 +43,8 @@ demo-clean: ## stop the demo and remove .demo
 	@exec $(PYTHON) -m project.demo.launch --clean
 
 ##@ Check it
-.PHONY: test test-all lint migrations test-unit test-integration test-system test-newest test-browser
+.PHONY: test test-all lint migrations test-unit test-integration test-system test-newest test-browser \
+  test-model
 test: $(VENV)/.installed ## everything but the slowest system tests and the browser
 	@$(WITH_SERVICES) $(MAKE) --no-print-directory test-all
 
@@ -60,8 +61,8 @@ migrations: $(VENV)/.installed ## no model change without its migration
 	$(PY) manage.py makemigrations --check --dry-run
 	$(PY) manage.py check
 
-test-unit: $(VENV)/.installed ## unit tests and the contracts of the lock backends
-	$(WITH_SERVICES) $(PY) $(PYTEST) $(PARALLEL) tests/unit tests/contracts
+test-unit: $(VENV)/.installed ## unit tests, the protocol's model, the lock backends' contracts
+	$(WITH_SERVICES) $(PY) $(PYTEST) $(PARALLEL) tests/unit tests/model tests/contracts
 
 test-integration: $(VENV)/.installed ## integration tests on each of DATABASES
 	@set -e; for database in $(DATABASES); do \
@@ -77,6 +78,9 @@ test-newest: ## unit and integration tests on Django 6, on SQLite
 	  .venv-newest/bin/python -c 'import django, sys; print("Python", sys.version.split()[0], "Django", django.__version__)' && \
 	  TEST_DATABASE=sqlite .venv-newest/bin/python .ci/services.py \
 	    .venv-newest/bin/python $(PYTEST) $(PARALLEL) tests/unit tests/integration; fi
+
+test-model: $(VENV)/.installed ## the protocol's model in full, with its traces; some minutes
+	DISTCRON_MODEL=deep $(PY) $(PYTEST) -s tests/model
 
 test-browser: $(VENV)/.browser ## the pages in Chromium
 	$(WITH_SERVICES) $(PY) $(PYTEST) tests/browser

@@ -188,6 +188,7 @@ class _Queued(NamedTuple):
     pk: int
     schedule_id: int
     due_at: datetime
+    attempt: int
     now: datetime
     priority: int
     concurrency_key: str
@@ -212,6 +213,7 @@ _QUEUED_COLUMNS = (
     "pk",
     "schedule_id",
     "due_at",
+    "attempt",
     "now",
     "priority",
     "concurrency_key",
@@ -311,8 +313,10 @@ class Dispatcher:
             self._database_time = found[0].now
         ahead = [(row.due_at - row.now).total_seconds() for row in found if row.due_at > row.now]
         self.queued_wait_seconds = min([self.queued_wait_seconds, *ahead])
-        # One run of a scope at a time, the first in their order; what is behind it waits.
-        first = {row.scope: row for row in reversed(due)}
+        # One run of a scope at a time, the first in their order; what is behind it waits. One
+        # that waits for its next attempt keeps its scope, so it goes before the others.
+        ordered = sorted(reversed(due), key=lambda row: row.attempt > 0)
+        first = {row.scope: row for row in ordered}
         here = self._leases.names()
         free = [row for row in due if first[row.scope] is row and row.lock_name not in here]
         urgent = [row for row in free if self._is_urgent(row)][: capacity + reserved]

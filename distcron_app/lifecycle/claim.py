@@ -127,7 +127,7 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
             schedule = schedules[run.schedule_id or 0]
             beside = opened[_scope_of(run)]
             fated = fate(
-                schedule, beside, own=1 if run.attempt else 0, was_queued=not run.is_held_back
+                schedule, beside, has_begun=run.attempt > 0, was_queued=not run.is_held_back
             )
             if run.is_undecided and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
@@ -175,6 +175,7 @@ def _count_in(opened: dict[Scope, OpenRuns], run: Run) -> None:
         if own.counts_for(scope):
             opened[scope] = OpenRuns(
                 active=beside.active + added,
+                executing=beside.executing + 1,
                 backfilling=beside.backfilling + (added if run.backfill_id else 0),
                 blocked_by=beside.blocked_by or run.pk,
                 waiting=beside.waiting,

@@ -58,27 +58,32 @@ class Scope(NamedTuple):
 class OpenRuns:
     """The open runs of a scope: ``active`` ones, the first of them, and ``waiting`` ones.
 
-    ``backfilling`` of the active ones belong to a backfill; those that wait in one are left
-    out.
+    ``executing`` are the active ones that a node has: claimed or running. ``backfilling`` of
+    the active ones belong to a backfill; those that wait in one are left out.
     """
 
     active: int = 0
+    executing: int = 0
     backfilling: int = 0
     blocked_by: int | None = None
     waiting: int = 0
 
 
-def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool = False) -> Fate:
+def fate(
+    schedule: Schedule, runs: OpenRuns, *, has_begun: bool = False, was_queued: bool = False
+) -> Fate:
     """Return whether a run may start, waits in the queue of its schedule, or is skipped.
 
-    ``own`` is 1 where the run itself is among the active ones: a recovered run keeps its
-    schedule while it waits for its next attempt. One that ``was_queued`` has waited for its
-    turn; a new one goes to the end of the queue, where there is one. Behind runs of a
-    backfill alone one occurrence waits, whatever the policy: a backfill takes none away.
+    One that ``has_begun`` is among the active ones itself: it keeps its schedule while it
+    waits for its next attempt, and so do others, which must not keep it from that for ever.
+    One that ``was_queued`` has waited for its turn; a new one goes to the end of the queue,
+    where there is one. Behind runs of a backfill alone one occurrence waits, whatever the
+    policy: a backfill takes none away.
     """
     limit = schedule.active_limit
     overtakes = bool(runs.waiting) and schedule.overlap in _IN_ORDER and not was_queued
-    if limit is None or (runs.active - own < limit and not overtakes):
+    before = runs.executing if has_begun else runs.active
+    if limit is None or (before < limit and not overtakes):
         return "start"
     places = {
         Schedule.Overlap.QUEUE_ONE: 1,
@@ -87,7 +92,7 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
         Schedule.Overlap.REPLACE: runs.waiting + 1,
     }
     own_places = places.get(Schedule.Overlap(schedule.overlap), 0)
-    if runs.active - runs.backfilling - own < limit:
+    if runs.active - runs.backfilling - has_begun < limit:
         own_places = max(own_places, 1)
     return "queue" if runs.waiting < own_places else "skip"
 
@@ -131,6 +136,7 @@ def _together(runs: Iterable[OpenRuns]) -> OpenRuns:
     first = [found.blocked_by for found in each if found.blocked_by is not None]
     return OpenRuns(
         active=sum(found.active for found in each),
+        executing=sum(found.executing for found in each),
         backfilling=sum(found.backfilling for found in each),
         blocked_by=min(first, default=None),
         waiting=sum(found.waiting for found in each),
@@ -156,14 +162,22 @@ def _counted(column: str, values: Collection[Any]) -> dict[Any, list[_Counted]]:
         .values_list("schedule_id", "concurrency_key", "exactly")
         .annotate(
             active=models.Count("id", filter=is_active),
+            executing=models.Count("id", filter=~models.Q(state=Run.State.QUEUED)),
             backfilling=models.Count("id", filter=is_active & models.Q(backfill__isnull=False)),
             first=models.Min("id", filter=is_active),
             waiting=models.Count("id", filter=_IN_QUEUE),
         )
     )
     found: dict[Any, list[_Counted]] = {}
-    for schedule_id, key, _exactly, active, backfilling, first, waiting in rows:
-        runs = OpenRuns(active=active, backfilling=backfilling, blocked_by=first, waiting=waiting)
+    for schedule_id, key, _exactly, *counts in rows:
+        active, executing, backfilling, first, waiting = counts
+        runs = OpenRuns(
+            active=active,
+            executing=executing,
+            backfilling=backfilling,
+            blocked_by=first,
+            waiting=waiting,
+        )
         name = schedule_id if column == "schedule_id" else key
         found.setdefault(name, []).append(_Counted(key, runs))
     return found

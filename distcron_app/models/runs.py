@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import models
 from django.db.models import Exists, Q
@@ -89,38 +90,58 @@ class RunQuerySet(models.QuerySet["Run"]):
         )
 
     def startable(self) -> RunQuerySet:
-        """Leave out queued runs that must wait for an active run of their schedule.
+        """Leave out queued runs that must wait for others of their schedule, or scope.
 
-        They would fill the batch of each read. A spread occurrence stays in: what becomes
-        of it is decided when it is due.
+        They would fill the batch of each read, and stand before the one that they wait for: a
+        run between two attempts keeps its place, and is due later than what waits behind it.
+        A spread occurrence stays in: what becomes of it is decided when it is due.
         """
-        active = Run.objects.filter(state__in=Run.ACTIVE_STATES)
-        of_schedule = active.filter(schedule=models.OuterRef("schedule"))
+        limit = models.Case(
+            models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
+            models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
+            default=models.Value(1),
+        )
+        # As equal as Python finds keys: a collation may take more for the same.
+        exactly = MD5("concurrency_key")
+        executing = Run.objects.filter(state__in=Run.ACTIVE_STATES)
+        of_schedule = executing.filter(schedule=models.OuterRef("schedule"))
         of_scope = (
-            active.exclude(concurrency_key="")
+            executing.exclude(concurrency_key="")
             .filter(concurrency_key=models.OuterRef("concurrency_key"))
-            # As equal as Python finds them: a collation may take more for the same.
-            .annotate(exactly=MD5("concurrency_key"))
+            .annotate(exactly=exactly)
             .filter(exactly=MD5(models.OuterRef("concurrency_key")))
         )
         count = models.Case(
             models.When(concurrency_key="", then=_count(of_schedule, "schedule")),
             default=_count(of_scope, "concurrency_key"),
         )
-        limit = models.Case(
-            models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
-            models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
-            default=models.Value(1),
-        )
-        is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
-        return self.annotate(active_count=Coalesce(count, 0), limit=limit).filter(
-            is_spread | models.Q(active_count__lt=models.F("limit"))
-        )
+        # Runs between attempts alone are as many as may be active. Counted once for all rows:
+        # for each row it would take the square of a long queue.
+        between = Run.objects.filter(state=Run.State.QUEUED, attempt__gt=0).order_by()
+        schedules = _full(between.annotate(of=Coalesce("schedule_id", 0)), limit)
+        scopes = _full(between.exclude(concurrency_key="").annotate(of=exactly), limit)
+        is_alone = Q(concurrency_key="")
+        is_crowded = Q(is_alone, schedule__in=schedules) | Q(~is_alone, exactly__in=scopes)
+        has_place = Q(attempt__gt=0) | ~is_crowded
+        is_spread = Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
+        return self.annotate(
+            executing_count=Coalesce(count, 0), limit=limit, exactly=exactly
+        ).filter(is_spread | Q(has_place, executing_count__lt=models.F("limit")))
 
     def orphaned(self) -> RunQuerySet:
         """Return claimed and running runs whose node is dead or left."""
         gone = Node.objects.exclude(state__in=Node.MEMBER_STATES).values("id")
         return self.filter(state__in=["claimed", "running"], node__in=gone)
+
+
+def _full(runs: Any, limit: models.Case) -> Any:
+    """Return by ``of``, an annotation, what has as many of these runs as may be active."""
+    counted = runs.values("of").annotate(
+        # The same in each row of a schedule; MariaDB asks for an aggregate here.
+        count=models.Count("pk"),
+        limit=models.Max(limit),
+    )
+    return counted.filter(count__gte=models.F("limit")).values("of")
 
 
 def _count(runs: RunQuerySet, column: str) -> models.Subquery:

@@ -445,6 +445,47 @@ class TestQueued:
         runs = member.dispatcher.claim_queued(member.row.pk, 2).runs
         assert [run.run_id for run in runs] == [wanted.pk]
 
+    @pytest.mark.parametrize("policy", ["queue_one", "queue_all", "replace"])
+    def test_a_due_attempt_goes_before_what_waits_for_its_run(
+        self, backend: Counting, policy: str
+    ) -> None:
+        schedule = make_schedule(overlap=policy)
+        between = make_run(
+            schedule=schedule, state="queued", attempt=1, reason="retry", due_at=whole_second(-1)
+        )
+        behind = make_run(
+            schedule=schedule, state="queued", reason="overlap", due_at=whole_second(-60)
+        )
+        member = Member(backend)
+        (run,) = member.dispatcher.claim_queued(member.row.pk, 5).runs
+        assert run.run_id == between.pk
+        member.finish(run)
+        (run,) = member.dispatcher.claim_queued(member.row.pk, 5).runs
+        assert run.run_id == behind.pk
+
+    def test_what_waits_behind_a_run_between_attempts_does_not_keep_others_waiting(
+        self, backend: Counting
+    ) -> None:
+        busy = make_schedule(overlap="queue_all")
+        make_run(schedule=busy, state="queued", attempt=1, due_at=whole_second(3600))
+        for _ in range(dispatch.READ_AT_LEAST):
+            make_run(schedule=busy, state="queued", reason="overlap", due_at=whole_second(-2))
+        wanted = make_run(schedule=make_schedule(), state="queued", due_at=whole_second(-1))
+        member = Member(backend)
+        runs = member.dispatcher.claim_queued(member.row.pk, 2).runs
+        assert [run.run_id for run in runs] == [wanted.pk]
+
+    def test_two_runs_between_attempts_do_not_wait_for_each_other(self, backend: Counting) -> None:
+        # As when they were active side by side, and the limit was lowered afterwards.
+        schedule = make_schedule(overlap="skip")
+        for _ in range(2):
+            make_run(schedule=schedule, state="queued", attempt=1, due_at=whole_second(-1))
+        member = Member(backend)
+        (first,) = member.dispatcher.claim_queued(member.row.pk, 5).runs
+        assert member.dispatcher.claim_queued(member.row.pk, 5).runs == ()
+        member.finish(first)
+        assert len(member.dispatcher.claim_queued(member.row.pk, 5).runs) == 1
+
     def test_without_capacity_nothing_is_read(
         self, backend: Counting, django_assert_num_queries: Any
     ) -> None:

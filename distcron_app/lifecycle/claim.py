@@ -78,14 +78,15 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
             if run.is_held_back and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
                 decided.append(run)
-            elif fated == "start":
+                continue
+            if run.is_held_back and schedule.overlap == Schedule.Overlap.REPLACE:
+                _replace({schedule.pk: (fated, beside)})
+            if fated == "start":
                 won.append(run)
                 opened[schedule.pk] = _with_one_more(beside, run)
             elif run.is_held_back and fated == "queue":
                 run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
                 decided.append(run)
-                if schedule.overlap == Schedule.Overlap.REPLACE:
-                    _replace({schedule.pk: beside})
             elif run.is_held_back:
                 _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
                 decided.append(run)
@@ -239,11 +240,14 @@ _CLAIM_SQL = """
 WITH opened AS (
   SELECT r.schedule_id,
          count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
-         min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS blocked_by,
-         -- What a person queued takes no place in the schedule's queue.
-         count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
-                                AND r."trigger" = 'timetable') AS waiting
+         -- Where only the queue is in the way, its first.
+         coalesce(min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0),
+                  min(r.id) FILTER (WHERE w.waits)) AS blocked_by,
+         count(*) FILTER (WHERE w.waits) AS waiting
   FROM distcron_run r
+  -- What a person queued takes no place in the schedule's queue.
+  CROSS JOIN LATERAL (SELECT r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
+                             AND r."trigger" = 'timetable' AS waits) w
   WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
   GROUP BY r.schedule_id
 ), fates AS (
@@ -263,7 +267,8 @@ WITH opened AS (
   SELECT p.id, s.runs_planned + p.counts AS runs_planned,
          CASE WHEN s.runs_planned + p.counts >= s.max_runs THEN NULL
               ELSE p.next_run_at END AS next_run_at,
-         p.runs AND NOT p.spread AND s.overlap = 'replace' AND p.fate = 'queue' AS replaces
+         p.runs AND NOT p.spread AND s.overlap = 'replace' AS replaces,
+         p.fate = 'queue' AS asks
   FROM (
     SELECT p.id, p.next_run_at, p.runs, p.spread, f.fate,
            -- Nothing is decided where this is false.
@@ -279,7 +284,8 @@ WITH opened AS (
 ), replaced AS (
   UPDATE distcron_run r
   SET state = 'skipped', finished_at = statement_timestamp(),
-      details = jsonb_build_object('blocked_by', f.blocked_by, 'replaced', true)
+      details = jsonb_build_object('blocked_by', CASE WHEN f.active > 0 THEN f.blocked_by END,
+                                   'replaced', true)
   FROM p JOIN fates f ON f.id = p.id
   WHERE p.replaces AND r.schedule_id = p.id
     AND r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
@@ -288,7 +294,7 @@ WITH opened AS (
   UPDATE distcron_run r
   SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
   FROM p
-  WHERE p.replaces AND r.schedule_id = p.id
+  WHERE p.replaces AND p.asks AND r.schedule_id = p.id
     AND r.state IN ('claimed', 'running') AND r.cancel_requested_at IS NULL
 ), moved AS (
   UPDATE distcron_schedule s
@@ -488,39 +494,40 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     Schedule.objects.write_claims(moved, _PORTABLE_CHUNK)
     _replace(
         {
-            decision.schedule_id: runs[decision.schedule_id]
-            for decision in kept
-            if decision.run_at is not None
-            and not decision.is_held_back
-            and schedules[decision.schedule_id].overlap == Schedule.Overlap.REPLACE
-            and fates[decision.schedule_id] == "queue"
+            pk: (fates[pk], runs[pk])
+            for pk in (each.schedule_id for each in kept if each.run_at and not each.is_held_back)
+            if schedules[pk].overlap == Schedule.Overlap.REPLACE
         }
     )
     return _insert_portable(kept, schedules, fates, runs, node_id)
 
 
-def _replace(blocked: Mapping[int, OpenRuns]) -> None:
-    """Ask the active runs of these schedules to stop, and skip what waits behind them.
+def _replace(overlapped: Mapping[int, tuple[Fate, OpenRuns]]) -> None:
+    """Skip what waits in these schedules, and ask the active runs to stop that are in the way.
 
     What a person queued is kept: a newer occurrence does not stand for it.
     """
-    now = database_now() if blocked else None
-    for pk, runs in blocked.items():
+    now = database_now() if overlapped else None
+    for pk, (fated, beside) in overlapped.items():
         of_schedule = Run.objects.filter(schedule=pk)
-        waiting = of_schedule.filter(
-            state=Run.State.QUEUED,
-            attempt=0,
-            reason=Run.Reason.OVERLAP,
-            trigger=Run.Trigger.TIMETABLE,
-        )
-        waiting.update(
-            state=Run.State.SKIPPED,
-            finished_at=now,
-            details={"blocked_by": runs.blocked_by, "replaced": True},
-        )
-        of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
-            cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
-        )
+        if beside.waiting:
+            of_schedule.filter(
+                state=Run.State.QUEUED,
+                attempt=0,
+                reason=Run.Reason.OVERLAP,
+                trigger=Run.Trigger.TIMETABLE,
+            ).update(
+                state=Run.State.SKIPPED,
+                finished_at=now,
+                details={
+                    "blocked_by": beside.blocked_by if beside.active else None,
+                    "replaced": True,
+                },
+            )
+        if fated == "queue":
+            of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
+                cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
+            )
 
 
 def _move(schedule: Schedule, decision: Decision, fated: Fate) -> None:

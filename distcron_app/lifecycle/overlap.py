@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from django.db import models
+from django.db.models.functions import Coalesce
 
 from distcron_app.models import Run, Schedule
 
@@ -20,7 +21,10 @@ Fate = Literal["start", "queue", "skip"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRuns:
-    """The open runs of a schedule: ``active`` ones, the first of them, and ``waiting`` ones."""
+    """The open runs of a schedule: ``active`` and ``waiting`` ones, and which is in the way.
+
+    ``blocked_by`` is the first active run, or the first of the queue where none is active.
+    """
 
     active: int = 0
     blocked_by: int | None = None
@@ -67,7 +71,7 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         .values_list("schedule_id")
         .annotate(
             active=models.Count("id", filter=is_active),
-            first=models.Min("id", filter=is_active),
+            first=Coalesce(models.Min("id", filter=is_active), models.Min("id", filter=waits)),
             waiting=models.Count("id", filter=waits),
         )
     )

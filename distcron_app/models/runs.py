@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 from django.db import models
 from django.db.models import Q
-from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -37,24 +36,30 @@ class RunQuerySet(models.QuerySet["Run"]):
     def startable(self) -> RunQuerySet:
         """Leave out queued runs that must wait for an active run of their schedule.
 
-        They would fill the batch of each read. A spread occurrence stays in: what becomes
-        of it is decided when it is due.
+        They would fill the batch of each read, and be due before the next attempt of the
+        run that they wait for. A spread occurrence stays in: what becomes of it is decided
+        when it is due.
         """
-        active = (
-            Run.objects.filter(schedule=models.OuterRef("schedule"), state__in=Run.ACTIVE_STATES)
-            .order_by()
-            .values("schedule")
-            .annotate(count=models.Count("pk"))
-            .values("count")
-        )
         limit = models.Case(
             models.When(schedule__max_active__isnull=False, then="schedule__max_active"),
             models.When(schedule__overlap=Schedule.Overlap.ALLOW, then=models.Value(2**31 - 1)),
             default=models.Value(1),
         )
+        # Counted once for all rows: for each row it would take the square of a long queue.
+        active = (
+            Run.objects.active()
+            .filter(schedule__isnull=False)
+            .order_by()
+            .values("schedule")
+            .annotate(free=models.Max(limit) - models.Count("pk"))
+        )
+        full, overfull = active.filter(free__lte=0), active.filter(free__lt=0)
         is_spread = models.Q(due_at__gt=models.F("scheduled_at"), attempt=0, reason="")
-        return self.annotate(active_count=Coalesce(models.Subquery(active), 0), limit=limit).filter(
-            is_spread | models.Q(active_count__lt=models.F("limit"))
+        # A run between attempts is one of the active ones itself.
+        return self.filter(
+            is_spread
+            | (models.Q(attempt=0) & ~models.Q(schedule__in=full.values("schedule")))
+            | (models.Q(attempt__gt=0) & ~models.Q(schedule__in=overfull.values("schedule")))
         )
 
     def orphaned(self) -> RunQuerySet:

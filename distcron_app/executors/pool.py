@@ -55,6 +55,9 @@ class PoolBroken(DistcronError):
     """The template process is gone, so no worker can be replaced: the node must restart."""
 
 
+_TEMPLATE_ENDED = "The template process of the workers ended. Restart the node."
+
+
 class _Link:
     """One worker as the node sees it."""
 
@@ -143,7 +146,7 @@ class ProcessPool:
                 news.extend(self._read_control())
             elif key.fileobj == self._wake_read:
                 os.read(self._wake_read, 4096)
-            else:
+            elif key.data in self._links:  # or its end was told in this very round
                 link: _Link = key.data
                 if mask & selectors.EVENT_WRITE:
                     self._flush(link)
@@ -167,8 +170,13 @@ class ProcessPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         link = _Link(ours)
-        socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-        theirs.close()
+        try:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise PoolBroken(_TEMPLATE_ENDED) from error
+        finally:
+            theirs.close()
         self._links.append(link)
         self._unnamed.append(link)
         self._selector.register(ours, selectors.EVENT_READ, link)
@@ -214,9 +222,12 @@ class ProcessPool:
         return Ended(outcome)
 
     def _read_control(self) -> list[Ended | Progressed | Died]:
-        data = self._control.recv(65536)
+        try:
+            data = self._control.recv(65536)
+        except ConnectionError:
+            data = b""  # it ended without reading what was sent to it
         if not data:
-            raise PoolBroken("The template process of the workers ended. Restart the node.")
+            raise PoolBroken(_TEMPLATE_ENDED)
         *lines, self._control_buffer = (self._control_buffer + data).split(b"\n")
         news: list[Ended | Progressed | Died] = []
         for line in lines:

@@ -71,7 +71,7 @@ def _serve(control: socket.socket, worker_main: Callable[[socket.socket], None])
                 os.read(wake_read, 4096)
         _report_ended(control, children)
         if control in readable:
-            data, fds, _, _ = socket.recv_fds(control, 4096, 64)
+            data, fds = _requests(control)
             if not data:
                 _kill(children)
                 return
@@ -79,6 +79,14 @@ def _serve(control: socket.socket, worker_main: Callable[[socket.socket], None])
                 pid = _fork_worker(fd, [control.fileno(), wake_read, wake_write], worker_main)
                 children.add(pid)
                 _send(control, {"spawned": pid})
+
+
+def _requests(control: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        data, fds, _, _ = socket.recv_fds(control, 4096, 64)
+    except ConnectionError:
+        return b"", []  # the node is gone, without having read what was sent to it
+    return data, fds
 
 
 def _fork_worker(fd: int, ours: list[int], worker_main: Callable[[socket.socket], None]) -> int:

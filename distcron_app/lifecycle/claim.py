@@ -135,6 +135,8 @@ def queue_manual(
             job=schedule.job,
             arguments=dict(schedule.arguments if arguments is None else arguments),
             delivery=schedule.delivery,
+            queue=schedule.queue,
+            priority=schedule.priority,
             trigger=Run.Trigger.MANUAL,
             triggered_by=by,
             due_at=database_now(),
@@ -203,10 +205,11 @@ def read_back(owner_tokens: Collection[str], node_id: UUID) -> list[ClaimedRun]:
 
 
 def _owned(run: Run) -> ClaimedRun:
+    schedule = run.schedule or Schedule()
     return ClaimedRun(
         run_id=run.pk,
         schedule_id=run.schedule_id or 0,
-        schedule_key=run.schedule.key if run.schedule else "",
+        schedule_key=schedule.key,
         schedule_name=run.schedule_name,
         job=run.job,
         arguments=run.arguments,
@@ -216,11 +219,15 @@ def _owned(run: Run) -> ClaimedRun:
         state=run.state,
         attempt=run.attempt,
         recoveries=run.recoveries,
-        max_attempts=run.schedule.max_attempts if run.schedule else 1,
+        max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
+
+# Columns of the schedule that go with a claim, in the order of _CLAIM_SQL.
+_LIMITS = ("isolation", "run_timeout_seconds", "kill_grace_seconds", "memory_limit_mb")
 
 # --- PostgreSQL ---------------------------------------------------------------
 
@@ -305,7 +312,8 @@ WITH opened AS (
       state_reason = CASE WHEN p.next_run_at IS NULL THEN %(exhausted)s ELSE s.state_reason END
   FROM p WHERE s.id = p.id
   RETURNING s.id, s.key, s.name, s.job, s.arguments, s.delivery, s.fencing_token,
-            s.max_attempts
+            s.max_attempts, s.queue, s.priority, s.isolation, s.run_timeout_seconds,
+            s.kill_grace_seconds, s.memory_limit_mb
 ), wanted AS (
   SELECT w.*, m.*, f.blocked_by, f.waiting, f.fate,
          w.due_at > greatest(w.scheduled_at, statement_timestamp()) AS spread,
@@ -326,7 +334,7 @@ WITH opened AS (
     schedule_id, schedule_name, job, arguments, delivery, "trigger", triggered_by,
     scheduled_at, due_at, state, reason, details, attempt, recoveries, fencing_token,
     owner_token, node_id, claimed_at, started_at, finished_at, late, progress_message,
-    error, cancel_cause)
+    error, cancel_cause, queue, priority, concurrency_key)
   SELECT schedule_id, name, job, arguments, delivery, 'timetable', '',
          scheduled_at, due_at, new_state,
          CASE WHEN reason <> '' THEN reason
@@ -342,14 +350,15 @@ WITH opened AS (
          CASE WHEN new_state <> 'queued' THEN statement_timestamp() END,
          CASE WHEN new_state = 'running' THEN statement_timestamp() END,
          CASE WHEN new_state = 'skipped' THEN statement_timestamp() END,
-         false, '', '', ''
+         false, '', '', '', queue, priority, ''
   FROM wanted
   ON CONFLICT (schedule_id, scheduled_at) DO NOTHING
   RETURNING id, schedule_id, state, attempt, fencing_token, owner_token,
             EXTRACT(EPOCH FROM scheduled_at), EXTRACT(EPOCH FROM due_at), reason,
             details::text
 )
-SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts
+SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts,
+       m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb
 FROM inserted i JOIN moved m ON m.id = i.schedule_id
 WHERE i.state <> 'queued'
 ORDER BY i.id
@@ -432,7 +441,7 @@ def _wanted_rows(decision: Decision) -> list[_Wanted]:
 
 def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
     run_id, schedule_id, state, attempt, fencing, owner, planned, due, reason, details = row[:10]
-    key, name, job, arguments, delivery, max_attempts = row[10:]
+    key, name, job, arguments, delivery, max_attempts, *limits = row[10:]
     scheduled_at = datetime.fromtimestamp(float(planned), UTC)
     if state == Run.State.SKIPPED:
         return SkippedRun(
@@ -458,6 +467,7 @@ def _from_row(row: tuple[Any, ...]) -> ClaimedRun | SkippedRun:
         max_attempts=max_attempts,
         fencing_token=fencing,
         owner_token=owner,
+        **dict(zip(_LIMITS, limits, strict=True)),
     )
 
 
@@ -607,6 +617,8 @@ def _new_run(
         job=schedule.job,
         arguments=schedule.arguments,
         delivery=schedule.delivery,
+        queue=schedule.queue,
+        priority=schedule.priority,
         scheduled_at=wanted.scheduled_at,
         due_at=wanted.due_at,
         fencing_token=schedule.fencing_token,

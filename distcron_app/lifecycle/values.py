@@ -91,6 +91,10 @@ class ClaimedRun:
     max_attempts: int
     fencing_token: int
     owner_token: str
+    isolation: str = "shared"
+    run_timeout_seconds: int | None = None
+    kill_grace_seconds: int = 10
+    memory_limit_mb: int | None = None
 
     @property
     def attempts_left(self) -> int:

@@ -35,6 +35,16 @@ POLICY_FIELDS = (
     "on_resume",
     "auto_pause_after",
     "auto_pause_minutes",
+    "run_timeout_seconds",
+    "total_timeout_seconds",
+    "kill_grace_seconds",
+    "retry_on_timeout",
+    "isolation",
+    "memory_limit_mb",
+    "max_recoveries",
+    "concurrency_key",
+    "queue",
+    "priority",
     "lock_level",
     "keep_days",
     "keep_succeeded",
@@ -86,6 +96,10 @@ class Policies(models.Model):
         FULL = "full", _("anything from 0 to it")
         EQUAL = "equal", _("a half of it to all of it")
         NONE = "none", _("exactly it")
+
+    class Isolation(models.TextChoices):
+        SHARED = "shared", _("a thread in one of the node's worker processes")
+        OWN = "own", _("a process of its own")
 
     overlap = models.CharField(
         _("while a run is still active"),
@@ -202,6 +216,64 @@ class Policies(models.Model):
         null=True,
         blank=True,
         help_text=_("Empty: it stays paused until somebody resumes it."),
+    )
+    run_timeout_seconds = models.PositiveIntegerField(
+        _("an attempt takes at most (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_("Then it is told to stop. Empty: as long as it likes."),
+    )
+    total_timeout_seconds = models.PositiveIntegerField(
+        _("all attempts take at most (seconds)"),
+        null=True,
+        blank=True,
+        help_text=_("Counted from the start of the first one. Empty: no limit."),
+    )
+    kill_grace_seconds = models.PositiveSmallIntegerField(
+        _("time to stop (seconds)"),
+        default=10,
+        help_text=_("A job in a process of its own that has not stopped by then is killed."),
+    )
+    retry_on_timeout = models.BooleanField(_("try again after a timeout"), default=False)
+    isolation = models.CharField(
+        _("isolation"),
+        max_length=10,
+        choices=Isolation,
+        default=Isolation.SHARED,
+        help_text=_(
+            "In a process of its own a job can be killed, and its memory limited; a thread "
+            "can only be asked to stop."
+        ),
+    )
+    memory_limit_mb = models.PositiveIntegerField(
+        _("memory at most (MB)"),
+        null=True,
+        blank=True,
+        help_text=_("For a process of its own. Empty: no limit."),
+    )
+    max_recoveries = models.PositiveSmallIntegerField(
+        _("recoveries at most"),
+        default=1,
+        help_text=_("How often a run whose node or worker died is run again, where it may be."),
+    )
+    concurrency_key = models.CharField(
+        _("concurrency key"),
+        max_length=200,
+        blank=True,
+        help_text=_(
+            "Schedules with the same key count as one for overlapping runs. Arguments may be "
+            "named: invoices-{customer}. Empty: each schedule by itself."
+        ),
+    )
+    queue = models.SlugField(
+        _("queue"),
+        max_length=50,
+        default="default",
+        db_index=False,
+        help_text=_("Only nodes that serve this queue run it."),
+    )
+    priority = models.SmallIntegerField(
+        _("priority"), default=0, help_text=_("What has more goes first: -100 to 100.")
     )
     lock_level = models.CharField(
         _("lock level"),

@@ -138,6 +138,20 @@ class Run(models.Model):
         _("trigger"), max_length=10, choices=Trigger, default=Trigger.TIMETABLE
     )
     triggered_by = models.CharField(_("triggered by"), max_length=150, blank=True)
+    # Of the schedule when the run was decided upon.
+    queue = models.CharField(_("queue"), max_length=50, default="default")
+    priority = models.SmallIntegerField(_("priority"), default=0)
+    # The concurrency key with the arguments filled in; empty where there is none.
+    concurrency_key = models.CharField(_("concurrency key"), max_length=200, blank=True, default="")
+    parent = models.ForeignKey(
+        "self",
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        db_index=False,
+        null=True,
+        related_name="children",
+        verbose_name=_("started by the run"),
+    )
     scheduled_at = InstantField(_("scheduled"), null=True)
     due_at = InstantField(_("due"))
 
@@ -165,6 +179,8 @@ class Run(models.Model):
     late = models.BooleanField(_("reported late"), default=False)
     progress_percent = models.FloatField(_("progress"), null=True)
     progress_message = models.CharField(_("progress message"), max_length=200, blank=True)
+    # The last thing the job wanted to be remembered for a recovery or a further attempt.
+    checkpoint = models.JSONField(_("checkpoint"), null=True, blank=True)
     result = models.JSONField(_("result"), null=True, blank=True)
     error = models.CharField(_("error"), max_length=500, blank=True, default="")
 

@@ -42,13 +42,13 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
     overtakes = bool(runs.waiting) and schedule.overlap in _IN_ORDER and not was_queued
     if limit is None or (runs.active - own < limit and not overtakes):
         return "start"
-    places = {
+    places: dict[str, int] = {
         Schedule.Overlap.QUEUE_ONE: 1,
         Schedule.Overlap.QUEUE_ALL: schedule.max_queued,
         # It takes the place of whatever waits.
         Schedule.Overlap.REPLACE: runs.waiting + 1,
     }
-    return "queue" if runs.waiting < places.get(Schedule.Overlap(schedule.overlap), 0) else "skip"
+    return "queue" if runs.waiting < places.get(schedule.overlap, 0) else "skip"
 
 
 _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)

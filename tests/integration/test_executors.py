@@ -104,6 +104,12 @@ def test_progress_is_told_while_the_job_runs(pool: ProcessPool) -> None:
     collect(pool, lambda seen: bool(ended(seen)))
 
 
+def test_a_message_that_no_database_keeps_arrives_as_one_that_it_does(pool: ProcessPool) -> None:
+    pool.submit([assignment(1, "tests.report", text="🚀")])
+    told, *_ = collect(pool, lambda seen: bool(ended(seen)))
+    assert told == Progressed(1, 100.0, "🚀\ufffd\ufffd")
+
+
 def test_a_killed_worker_is_reported_with_its_runs_and_replaced(pool: ProcessPool) -> None:
     pool.submit([assignment(7, "tests.kill_own_process")])
     news = collect(pool, lambda seen: any(isinstance(item, Died) for item in seen))

@@ -56,7 +56,9 @@ LEASE_SECONDS = 3.0
 _numbers = itertools.count(1)
 
 
-def manage(environment: Mapping[str, str], *arguments: str) -> list[str]:
+def manage(
+    environment: Mapping[str, str], *arguments: str, seconds: float = PATIENCE_SECONDS
+) -> list[str]:
     """Run a management command to its end; return its lines."""
     done = subprocess.run(
         [sys.executable, "manage.py", *arguments],
@@ -64,7 +66,7 @@ def manage(environment: Mapping[str, str], *arguments: str) -> list[str]:
         env=dict(environment),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

@@ -32,6 +32,7 @@ def wait_for_state(cluster: Cluster, key: str, state: str) -> dict[str, Any]:
 
 
 def test_a_pause_ends_by_itself_and_none_of_its_instants_runs(cluster: Cluster) -> None:
+    """OP-09: with three nodes, nothing from its commit on."""
     cluster.start_nodes(3)
     cluster.add("quick", "touch", every=1)
     cluster.wait_for_run("quick", state="succeeded")

@@ -195,6 +195,7 @@ CASES: dict[str, tuple[str, ...]] = {
         _LEVELS + "test_a_minority_that_dies_and_comes_back_empty_is_not_noticed",
     ),
     "F17": (
+        _SYSTEM.format("failover") + "test_a_failover_under_load_doubles_and_loses_nothing",
         _FAILOVER + "test_after_a_failover_any_node_can_lock_within_the_ttl",
         _FAILOVER
         + "test_primary_promoted_without_the_key_gives_the_lock_to_another_and_not_to_two",
@@ -210,4 +211,5 @@ CASES: dict[str, tuple[str, ...]] = {
         _LEVELS + "test_a_stopped_node_that_wakes_after_another_got_its_lock_is_told",
     ),
     "F36": (_GATE + "test_nodes_whose_clocks_are_wrong_start_in_time_and_double_nothing",),
+    "F45": (_GATE + "test_late_claims_of_what_was_pruned_meanwhile_are_refused",),
 }

@@ -10,6 +10,8 @@ import collections
 import itertools
 import json
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -29,6 +31,7 @@ from tests.services import (
 )
 from tests.system.cluster import (
     PATIENCE_SECONDS,
+    ROOT,
     Cluster,
     Node,
     lock_key,
@@ -258,6 +261,53 @@ def test_without_both_guards_a_node_that_comes_late_runs_an_occurrence_again(
         arrive_late(proxy)
 
     assert {line.split()[0] for line in cluster.finish_and_check()} >= {"I1", "I2"}
+
+
+def test_late_claims_of_what_was_pruned_meanwhile_are_refused(
+    make_cluster: MakeCluster, stack: ExitStack
+) -> None:
+    """F45: the row that would have been in the way is gone, and the schedule has moved on."""
+    cluster = make_cluster(config={"KEEP_SUCCEEDED": 1})
+    assert cluster.redis is not None
+    proxy = stack.enter_context(tcp_proxy(cluster.redis.port))
+    seen = cluster.folder / "observed"
+    cluster.start_node()
+    cluster.start_node(REDIS_URL=behind(proxy), DISTCRON_SYSTEM_OBSERVER=str(seen))
+    pruned = prune_beside(cluster, stack)
+    schedules = [cluster.add(f"each-second-{number}", "touch", every=1) for number in range(8)]
+
+    until = time.monotonic() + PATIENCE_SECONDS
+    while len(refused(seen, schedules)) < 3:
+        assert time.monotonic() < until, seen.read_text()[-4000:]
+        arrive_late(proxy)
+    evidence = cluster.finish()
+
+    assert int(pruned.read_text().split()[-1]) > len(schedules)
+    begun = collections.Counter(m.occurrence for m in evidence.of_kind("begin"))
+    # Of what was pruned there is only what the jobs wrote and the database saw.
+    inserted = {change.run_id for change in evidence.transitions if change.before == ""}
+    assert len(begun) > len(evidence.runs)
+    assert set(begun.values()) == {1}
+    planned = sum(len(each.instants) for each in evidence.planned)
+    assert len(inserted) <= planned
+
+
+def prune_beside(cluster: Cluster, stack: ExitStack) -> Path:
+    """Prune each 100 ms until the end of the test; return the file that says how many runs."""
+    path = cluster.folder / "pruned"
+    code = "from tests.system.app.loads import prune_without_end; prune_without_end(0.1)"
+    with open(path, "wb") as file:
+        pruner = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "manage.py", "shell", "-v", "0", "-c", code],
+                cwd=ROOT,
+                env=cluster.env,
+                stdout=file,
+            )
+        )
+    stack.callback(pruner.kill)
+    wait_for(path.read_text, PATIENCE_SECONDS, "the first batch")
+    return path
 
 
 def take_out(cluster: Cluster, guard: str) -> None:

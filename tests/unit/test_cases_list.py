@@ -28,7 +28,7 @@ OPERATIONS = [
     *(*range(1, 48, 2), 50, 52, 54, 55, 57, 59, 62, 64, 66, 68, 70, 72, 74, 76, 79, 81, 83, 85),
     88,
 ]
-FAULTS = [*range(3, 18), 19, 21, 32, 36]
+FAULTS = [*range(3, 18), 19, 21, 32, 36, 45]
 
 
 def test_every_case_is_listed() -> None:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import resource
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -66,6 +67,17 @@ def grow(ticks: int, expressions: int, failures: int) -> None:
             grown[name] = round(_resident_mb() - before, 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     print(json.dumps({"grown_mb": grown, "all_mb": round(sum(grown.values()), 1), "peak": peak}))
+
+
+def prune_without_end(pause_seconds: float) -> None:
+    """Prune again and again, until somebody ends the process; print how many runs went."""
+    never = threading.Event()
+    pruned = after = 0
+    while not never.wait(pause_seconds):
+        step = lifecycle.prune(after)
+        after = step.after or 0
+        pruned += step.count
+        print(pruned, flush=True)
 
 
 def _resident_mb() -> float:

@@ -1,8 +1,9 @@
-"""Wiring of the app: checks are registered and jobs discovered when Django is ready."""
+"""Wiring of the app: when Django is ready, checks and the sync are registered, jobs discovered."""
 
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -14,5 +15,7 @@ class DistcronConfig(AppConfig):
 
     def ready(self) -> None:
         from distcron_app import builtin_jobs, checks, registry  # noqa: F401
+        from distcron_app.sync import sync_after_migrate
 
         registry.autodiscover()
+        post_migrate.connect(sync_after_migrate, sender=self, dispatch_uid="distcron_sync")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Via", "changes", "json_value", "masked", "record", "shown", "snapshot"]
 
-Via = Literal["admin", "dashboard", "cli", "scheduler"]
+Via = Literal["admin", "dashboard", "cli", "scheduler", "code"]
 
 # Fields that say who changed the state; a diff would only repeat the entry's own columns.
 _BOOKKEEPING = frozenset({"state_by", "state_at"})

@@ -1,12 +1,14 @@
 """System checks of distcron; none of them needs a network.
 
 Ids: E00x settings, W00x project settings, E01x and W01x the lock alias,
-E02x the lock levels.
+E02x the lock levels, E03x the schedules in code (in ``sync``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from django.apps import AppConfig
@@ -18,12 +20,20 @@ from distcron_app import conf, timetable
 from distcron_app.errors import TimetableError
 from distcron_app.lock_checks import check_lock_settings
 
-__all__ = ["check_database", "check_settings", "check_zone"]
+__all__ = [
+    "check_database",
+    "check_settings",
+    "check_zone",
+    "definition_problem",
+    "definitions_tolerated",
+]
 
 E001 = "distcron.E001"
 W002 = "distcron.W002"
 W003 = "distcron.W003"
 W004 = "distcron.W004"
+
+_tolerated: ContextVar[bool] = ContextVar("_tolerated", default=False)
 
 
 @register("distcron")
@@ -91,3 +101,22 @@ def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             id=W004,
         )
     ]
+
+
+def definition_problem(text: str, **facts: Any) -> CheckMessage:
+    """Return what is wrong with a schedule in code: an error, or a warning to a node."""
+    kind = Warning if _tolerated.get() else Error
+    return kind(text, **facts)
+
+
+@contextmanager
+def definitions_tolerated() -> Iterator[None]:
+    """Let schedules in code that cannot be used be warnings: they stop no node that starts.
+
+    Their rows stay as they were, and the others are to go on.
+    """
+    before = _tolerated.set(True)
+    try:
+        yield
+    finally:
+        _tolerated.reset(before)

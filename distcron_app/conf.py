@@ -85,6 +85,8 @@ class Config:
     # Of each schedule, at most so many that failed or are lost, and so many others; 0: no limit.
     keep_succeeded: int = 0
     keep_failed: int = 0
+    # Whether "migrate" makes rows of the schedules that code defines.
+    sync_on_migrate: bool = True
 
     @property
     def label(self) -> str:
@@ -200,7 +202,8 @@ def _checked(key: str, value: Any) -> Any:
     if isinstance(default, tuple):
         return _checked_names(key, value)
     accepted: tuple[type, ...] = (int, float) if isinstance(default, float) else (type(default),)
-    if not isinstance(value, accepted) or isinstance(value, bool):
+    # To Python a bool is a number; to a person it is not.
+    if not isinstance(value, accepted) or isinstance(value, bool) != isinstance(default, bool):
         raise ConfigurationError(
             key,
             _("must be %(type)s, got %(value)r (%(given)s).")

@@ -15,13 +15,14 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 from django.utils.translation import gettext as _
 
 from distcron_app.clock import Clock
 from distcron_app.errors import LeaseLost, RunStopped
 
-__all__ = ["LEASE_LOST", "JobContext", "current_context", "entered"]
+__all__ = ["LEASE_LOST", "JobContext", "ParentRun", "current_context", "entered"]
 
 # A person cannot follow faster, and each report costs a message to the parent.
 PROGRESS_INTERVAL_SECONDS = 0.25
@@ -49,11 +50,40 @@ class _Shared:
         self.read_output: Callable[[], str] | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParentRun:
+    """The run whose end started this one, as it was then.
+
+    ``state`` is succeeded, failed, lost or skipped, ``reason`` says how. ``scheduled_at`` is
+    its instant, aware UTC; ``result`` what its job returned, as JSON of at most 64 KB.
+    """
+
+    run_id: int
+    attempt: int
+    schedule_key: str
+    state: str
+    reason: str
+    scheduled_at: datetime
+    result: Any = None
+
+    def to_wire(self) -> list[Any]:
+        """Return a JSON-able list that ``from_wire`` reads."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return [each.isoformat() if isinstance(each, datetime) else each for each in values]
+
+    @classmethod
+    def from_wire(cls, wire: list[Any]) -> ParentRun:
+        """Return the value that ``to_wire`` wrote."""
+        values = dict(zip((f.name for f in dataclasses.fields(cls)), wire, strict=True))
+        return cls(**{**values, "scheduled_at": datetime.fromisoformat(values["scheduled_at"])})
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobContext:
     """One attempt of one run, as its job sees it.
 
-    ``scheduled_at`` is the instant that the timetable named, aware UTC.
+    ``scheduled_at`` is the instant that the timetable named, aware UTC; of a run that
+    another schedule started, that of its ``parent``, which is None otherwise.
     ``fencing_token`` grows with every grant, so a receiver that remembers the
     largest one can refuse an older holder. ``on_progress`` must not block.
     """
@@ -66,6 +96,7 @@ class JobContext:
     attempt: int
     fencing_token: int
     is_recovery: bool = False
+    parent: ParentRun | None = None
     on_progress: Callable[[float, str], None] | None = dataclasses.field(default=None, repr=False)
     clock: Clock = dataclasses.field(default_factory=Clock, repr=False)
     _shared: _Shared = dataclasses.field(default_factory=_Shared, init=False, repr=False)
@@ -76,7 +107,12 @@ class JobContext:
 
     @property
     def idempotency_key(self) -> str:
-        """Name the occurrence: the same for every attempt and every recovery of it."""
+        """Name the occurrence: the same for every attempt and every recovery of it.
+
+        Of a run that another schedule started it names the end of that one's run.
+        """
+        if self.parent is not None:
+            return f"{self.schedule_id}:after:{self.parent.run_id}:{self.parent.attempt}"
         return f"{self.schedule_id}:{self.scheduled_at.astimezone(UTC).isoformat()}"
 
     @property

@@ -15,19 +15,21 @@ DistcronError
 ├── GiveUp                  raised by a job: it failed, and another attempt is useless
 ├── RunStopped              the run was told to stop, by a person or as its node stops
 ├── StaleVersion            somebody else saved the row first
+├── ChainCycle              a link would let a schedule start itself in the end
 ├── RunMovedOn              the run is in another state than a person took it to be
 └── ScheduleBusy            a run is active and the overlap policy refuses another
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 __all__ = [
+    "ChainCycle",
     "ConfigurationError",
     "DistcronError",
     "DuplicateJob",
@@ -208,6 +210,15 @@ class StaleVersion(DistcronError):
         super().__init__(text % {"label": label, "seen": seen})
         self.label = label
         self.seen = seen
+
+
+class ChainCycle(DistcronError):
+    """A link would let a schedule start itself in the end; ``keys`` is the way there and back."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        text = _("This closes a cycle: %(way)s. Choose another schedule, or remove another link.")
+        super().__init__(text % {"way": " → ".join(keys)})
+        self.keys = tuple(keys)
 
 
 class RunMovedOn(DistcronError):

@@ -16,8 +16,8 @@ from django.utils.translation import gettext as _
 from distcron_app import audit
 from distcron_app.conf import get_config
 from distcron_app.errors import ConfigurationError, TimetableError
-from distcron_app.explanations import explain, inert, node_label
-from distcron_app.history import Membership, membership
+from distcron_app.explanations import chain_words, explain, inert, node_label
+from distcron_app.history import Membership, membership, start_of
 from distcron_app.instants import parse_wall
 from distcron_app.locks import get_level
 from distcron_app.models import TIMETABLE_FIELDS, AuditEntry, Node, Run, RunQuerySet, Schedule
@@ -254,8 +254,16 @@ def _run_of(case: _Case) -> Run | None:
     runs = Run.objects.filter(schedule=case.schedule.pk).select_related("node", "schedule")
     second = case.at.replace(microsecond=0)
     exact = runs.filter(scheduled_at__gte=second, scheduled_at__lt=second + _SECOND).first()
-    if exact is not None or case.rule_edit is not None or not case.rule.matches(case.at):
+    if exact is not None:
         return exact
+    # Another schedule started it, for an instant of its own.
+    started = runs.filter(
+        chain_start__schedule=case.schedule.pk,
+        chain_start__scheduled_at__gte=second,
+        chain_start__scheduled_at__lt=second + _SECOND,
+    ).last()
+    if started is not None or case.rule_edit is not None or not case.rule.matches(case.at):
+        return started
     before = runs.filter(scheduled_at__lt=case.at, state=Run.State.SKIPPED)
     spans = before.filter(reason__in=_SPAN_REASONS).order_by("-scheduled_at")
     return next((run for run in spans[:_SPANS_LOOKED_AT] if _covers(run, case)), None)
@@ -300,6 +308,10 @@ def _of_run(case: _Case, run: Run) -> InstantAnswer:
     if run.state == Run.State.QUEUED and run.due_at > case.now and run.is_held_back:
         sentence = _("It waits for its time: the schedule spreads its starts.")
     facts: list[Fact] = [Fact(code="run", label=_("run"), value=run.pk)]
+    start = start_of(run)
+    if start is not None:
+        facts.append(Fact(code="parent", label=_("started by run"), value=start.parent_id))
+        facts.append(Fact(code="started_by", label=_("how"), value=inert(chain_words(start))))
     facts += _decided(run)
     if found.blocked_by is not None:
         facts.append(Fact(code="blocked_by", label=_("blocked by run"), value=found.blocked_by))
@@ -406,6 +418,9 @@ def _of_rule(case: _Case) -> InstantAnswer | None:
 
 def _not_of_rule(case: _Case) -> InstantAnswer:
     inner, asked = _inner(case.rule), case.asked
+    if not case.schedule.has_timetable:
+        why = _("the schedule has no timetable, it runs only by hand or after another one")
+        return _unplanned(case, "no_timetable", why, ())
     if not asked.skipped and inner.matches(asked.at):
         why = _("the calendar excludes this day and moves its occurrences to another day")
         found = (*_calendar(case.schedule), *_nearest(case))

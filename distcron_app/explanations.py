@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from distcron_app.models import Attempt, Node, Run, Schedule
+from distcron_app.models import Attempt, ChainStart, Node, Run, Schedule
 from distcron_app.wording import Mark, marks
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Occurrence",
     "Stretch",
     "app_frames",
+    "chain_words",
     "during_a_pause",
     "explain",
     "inert",
@@ -143,6 +144,18 @@ def _lock_warning(run: Run) -> str:
     return _("Its lock was lost while it ran: %(cause)s. The outcome is what it reported.") % facts
 
 
+def chain_words(start: ChainStart) -> str:
+    """Return the sentence that says which run started this one, and how that one ended."""
+    facts = {"run": start.parent_id, "key": start.parent_key}
+    if start.state == Run.State.SUCCEEDED:
+        return _("It was started by run %(run)d of “%(key)s”, which succeeded.") % facts
+    if start.state == Run.State.LOST:
+        return _("It was started by run %(run)d of “%(key)s”, which was lost.") % facts
+    if start.state == Run.State.SKIPPED:
+        return _("It was started by run %(run)d of “%(key)s”, which was skipped.") % facts
+    return _("It was started by run %(run)d of “%(key)s”, which failed.") % facts
+
+
 def node_label(run: Any) -> str:
     """Return the name of the node of a run or an attempt, for one that is forgotten its id."""
     if run.node is not None:
@@ -203,6 +216,16 @@ def _skipped(run: Run) -> Explanation:
         )
     if run.reason == Run.Reason.CALENDAR:
         return _excluded(details, stretch)
+    if run.reason == Run.Reason.INVALID:
+        return Explanation(
+            why=_("It did not run: its schedule is invalid."),
+            advice=_("Edit the schedule and save it. It goes on from then."),
+        )
+    if run.reason == Run.Reason.CHAIN_DEPTH:
+        return Explanation(
+            why=_("It did not run: too many schedules had started each other before it."),
+            advice=_("Their links form a circle, or a very long chain. Remove one of them."),
+        )
     if run.reason == Run.Reason.PAUSED:
         return Explanation(
             why=_("It did not run: when it was due, its schedule was paused."),

@@ -143,7 +143,9 @@ class TimingForm(_ModelForm):
 
     @property
     def is_blank(self) -> bool:
-        """Return whether nobody has begun to type a rule."""
+        """Return whether nobody has begun to type a rule, where the kind needs one."""
+        if self.data.get(self.add_prefix("kind")) == Schedule.Kind.MANUAL:
+            return False
         return not any(self.data.get(self.add_prefix(name)) for name in _RULE_FIELDS)
 
     def full_clean(self) -> None:

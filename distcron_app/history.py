@@ -23,6 +23,8 @@ from distcron_app.models import (
     TIMETABLE_FIELDS,
     Attempt,
     AuditEntry,
+    ChainLink,
+    ChainStart,
     Maintenance,
     Node,
     Run,
@@ -41,11 +43,14 @@ from distcron_app.wording import Mark, marks
 
 __all__ = [
     "PAGE_SIZE",
+    "Chains",
     "DayCounts",
     "Forecast",
     "Membership",
     "Overview",
     "RunPage",
+    "chains_of",
+    "children_of",
     "daily_counts",
     "find_run",
     "forecast",
@@ -60,6 +65,7 @@ __all__ = [
     "runs_matching",
     "schedule_marks",
     "schedules_matching",
+    "start_of",
     "with_names",
 ]
 
@@ -118,6 +124,14 @@ class Overview:
     def is_calm(self) -> bool:
         """Return True when nothing needs a person."""
         return not self.problems and not self.broken
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chains:
+    """The links from and to schedules, each by the id of the schedule that is asked about."""
+
+    starts: dict[int, list[ChainLink]]
+    started_by: dict[int, list[ChainLink]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +316,33 @@ def find_run(run_id: int) -> tuple[Run | None, Sequence[Attempt], RunOutput | No
     return run, list(attempts), RunOutput.objects.filter(pk=run_id).first()
 
 
+def start_of(run: Run) -> ChainStart | None:
+    """Return what started a run that another schedule started, by one query; None for others."""
+    if run.trigger != Run.Trigger.CHAIN:
+        return None
+    return ChainStart.objects.filter(pk=run.pk).first()
+
+
+def children_of(run: Run) -> list[Run]:
+    """Return the runs that the end of ``run`` has started, the oldest first, by one query."""
+    children = Run.objects.filter(chain_start__parent=run.pk).order_by("id")
+    return list(with_names(children)[:PAGE_SIZE])
+
+
+def chains_of(schedule_ids: Sequence[int]) -> Chains:
+    """Return the links from and to the schedules, by one query."""
+    wanted = set(schedule_ids)
+    chains = Chains(starts={}, started_by={})
+    links = ChainLink.objects.filter(Q(schedule__in=wanted) | Q(follower__in=wanted))
+    ordered = links.select_related("schedule", "follower").order_by("schedule__key", "event", "pk")
+    for link in ordered:
+        if link.schedule_id in wanted:
+            chains.starts.setdefault(link.schedule_id, []).append(link)
+        if link.follower_id in wanted:
+            chains.started_by.setdefault(link.follower_id, []).append(link)
+    return chains
+
+
 def release_of(run: Run, attempts: Sequence[Attempt]) -> AuditEntry | None:
     """Return who released the lock under ``run`` last, by one query; None where nobody did."""
     reasons = {run.reason, *(attempt.reason for attempt in attempts)}
@@ -352,7 +393,8 @@ def forecast(now: datetime, hours: int = 24) -> Forecast:
     or kept clear of excluded days costs its instants; anything else costs nothing of note.
     """
     start = now.replace(second=0, microsecond=0)
-    active = Schedule.objects.filter(state=Schedule.State.ACTIVE).order_by("pk")
+    planned = Schedule.objects.filter(state=Schedule.State.ACTIVE).order_by("pk")
+    active = planned.exclude(kind=Schedule.Kind.MANUAL)
     rows = active.annotate(calendar_revision=F("calendar__revision"))
     found = [
         _Outlook(*(*row[:_OUTLOOK], row[_OUTLOOK:]))

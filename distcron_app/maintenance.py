@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -135,7 +135,7 @@ class Sweeper:
         """
         outcomes = Run.objects.filter(
             schedule=OuterRef("pk"),
-            trigger=Run.Trigger.TIMETABLE,
+            trigger__in=Run.AUTOMATIC_TRIGGERS,
             state__in=[Run.State.SUCCEEDED, *_FAILURES],
         ).order_by("-id")
         watched: models.QuerySet[Any] = Schedule.objects.watched().annotate(
@@ -164,9 +164,14 @@ def _resume_over() -> tuple[str, ...]:
         reason=_("The pause is over."),
         actor=_ACTOR,
         via="scheduler",
-        only_if=lambda row: row.paused_until is not None and row.paused_until <= now,
+        only_if=lambda row: _is_over(row, now),
     )
     return tuple(schedule.key for schedule in done.changed)
+
+
+def _is_over(schedule: Schedule, now: datetime) -> bool:
+    end = schedule.paused_until
+    return end is not None and end <= now and not schedule.waits_for_code
 
 
 def _pause(schedule: Schedule) -> bool:

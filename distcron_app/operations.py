@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 __all__ = [
+    "ADD_SCHEDULES",
     "CANCEL_RUN",
     "FORCE_RELEASE_LOCK",
     "MANAGE_MAINTENANCE",
@@ -59,6 +60,7 @@ RUN_SCHEDULE = "distcron.run_schedule"
 PAUSE_SCHEDULE = "distcron.pause_schedule"
 CANCEL_RUN = "distcron.cancel_run"
 MANAGE_MAINTENANCE = "distcron.change_maintenance"
+ADD_SCHEDULES = "distcron.add_schedule"
 MANAGE_SCHEDULES = "distcron.change_schedule"
 VIEW_DASHBOARD = "distcron.view_dashboard"
 VIEW_OUTPUT = "distcron.view_output"

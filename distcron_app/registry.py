@@ -20,7 +20,7 @@ import inspect
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from django.utils.module_loading import autodiscover_modules
@@ -34,6 +34,7 @@ from distcron_app.arguments import (
     read_signature,
     to_json,
 )
+from distcron_app.definitions import Definition
 from distcron_app.errors import DuplicateJob, InvalidArguments, UnknownJob
 
 __all__ = [
@@ -65,7 +66,8 @@ class Job:
     """A registered callable with what its signature and docstring say about it.
 
     ``permission`` is what a user needs to schedule or run it ("app.codename"), None
-    for no more than the schedule's own. ``source`` is "module:line".
+    for no more than the schedule's own. ``source`` is "module:line". ``schedules`` are
+    those that the code brings with it.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Job:
     source: str
     permission: str | None = None
     validate: Validator | None = None
+    schedules: tuple[Definition, ...] = ()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -180,6 +183,7 @@ def job(
     name: str | None = None,
     permission: str | None = None,
     validate: Validator | None = None,
+    schedule: Definition | Sequence[Definition] = (),
 ) -> Callable[[F], F]: ...
 def job(
     function: F | None = None,
@@ -187,9 +191,12 @@ def job(
     name: str | None = None,
     permission: str | None = None,
     validate: Validator | None = None,
+    schedule: Definition | Sequence[Definition] = (),
 ) -> F | Callable[[F], F]:
     """Register a callable as a job, and return it unchanged.
 
+    ``schedule`` is when it runs, by ``cron()``, ``every()`` or ``once()``, or several of
+    them; ``migrate`` and ``schedulerctl sync`` make rows of it.
     ``validate`` gets the converted arguments by name, at save and again at start,
     and raises ValueError (or InvalidArguments, to name parameters) to refuse them.
     Raise DuplicateJob when another callable has the name, ValueError for a name that
@@ -199,7 +206,8 @@ def job(
 
     def register(registered: F) -> F:
         label = name if name is not None else _default_name(registered)
-        _add(_describe(registered, label, permission, validate))
+        described = _describe(registered, label, permission, validate)
+        _add(dataclasses.replace(described, schedules=_definitions(label, schedule)))
         return registered
 
     return register if function is None else register(function)
@@ -258,6 +266,16 @@ def _describe(
         source=f"{function.__module__}:{_line(plain)}",
         permission=permission,
         validate=validate,
+    )
+
+
+def _definitions(name: str, given: Definition | Sequence[Definition]) -> tuple[Definition, ...]:
+    several = (given,) if isinstance(given, Definition) else given
+    if isinstance(several, Sequence) and all(isinstance(each, Definition) for each in several):
+        return tuple(several)
+    raise TypeError(
+        f"Job {name!r}: got the schedule {given!r}. Use cron(), every() or once(), or a list of "
+        "them."
     )
 
 

@@ -28,7 +28,7 @@ from django.utils.translation import gettext as _
 from distcron_app import registry
 from distcron_app.arguments import mask
 from distcron_app.capture import OutputBuffer, captured, clean_text
-from distcron_app.context import JobContext, entered
+from distcron_app.context import JobContext, ParentRun, entered
 from distcron_app.errors import InvalidArguments, RetryLater, RunStopped, UnknownJob
 
 __all__ = ["Assignment", "Outcome", "execute"]
@@ -63,18 +63,21 @@ class Assignment:
     attempt: int
     fencing_token: int
     is_recovery: bool = False
+    parent: ParentRun | None = None
 
     def to_wire(self) -> list[Any]:
         """Return a JSON-able list that ``from_wire`` reads."""
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        return [each.isoformat() if isinstance(each, datetime) else each for each in values]
+        return [_plain(each) for each in values]
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> Assignment:
         """Return the assignment that ``to_wire`` wrote."""
         fields = [field.name for field in dataclasses.fields(cls)]
         values = dict(zip(fields, wire, strict=True))
-        return cls(**{**values, "scheduled_at": datetime.fromisoformat(values["scheduled_at"])})
+        parent = values["parent"] and ParentRun.from_wire(values["parent"])
+        scheduled_at = datetime.fromisoformat(values["scheduled_at"])
+        return cls(**{**values, "scheduled_at": scheduled_at, "parent": parent})
 
     def context(self, on_progress: Callable[[float, str], None] | None = None) -> JobContext:
         """Return a fresh context for this attempt. ``on_progress`` must not block."""
@@ -87,8 +90,15 @@ class Assignment:
             attempt=self.attempt,
             fencing_token=self.fencing_token,
             is_recovery=self.is_recovery,
+            parent=self.parent,
             on_progress=on_progress,
         )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ParentRun):
+        return value.to_wire()
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -699,4 +699,5 @@ def _assignment(run: ClaimedRun) -> Assignment:
         attempt=run.attempt if started_with_claim else run.attempt + 1,
         fencing_token=run.fencing_token,
         is_recovery=run.recoveries > 0,
+        parent=run.parent,
     )

@@ -282,6 +282,8 @@ class RunPage(Page):
             "text": text,
             "explanation": explanations.explain(run, self.membership.now, attempts),
             "release": history.release_of(run, attempts),
+            "chain_start": history.start_of(run),
+            "children": history.children_of(run),
             "run_zone": _zone_name(run.schedule),
             "may_run_again": self._may_run_again(run),
         }
@@ -336,8 +338,11 @@ class SchedulePage(Page):
             history.runs_matching(schedule_id=schedule.pk) if may_see_runs else Run.objects.none()
         )
         page = history.run_page(runs)
+        chains = history.chains_of([schedule.pk])
         return {
             "schedule": schedule,
+            "starts": chains.starts.get(schedule.pk, ()),
+            "started_by": chains.started_by.get(schedule.pk, ()),
             "words": schedule.in_words(),
             "meanwhile": explanations.during_a_pause(schedule),
             "upcoming": _upcoming(schedule),
@@ -613,12 +618,18 @@ class RunAction(Action):
 
     section = "runs"
     template = "distcron_app/confirm_run.html"
+    # A run in another state has nothing to confirm.
+    states: ClassVar[tuple[str, ...]]
 
     def target(self, **kwargs: Any) -> Run:
         return _run_or_404(kwargs["run_id"])
 
     def about(self, target: Run) -> dict[str, Any]:
-        return {"run": target, "stop_asked": explanations.stop_asked(target)}
+        return {
+            "run": target,
+            "stop_asked": explanations.stop_asked(target),
+            "is_possible": target.state in self.states,
+        }
 
 
 class CancelRun(RunAction):
@@ -628,6 +639,7 @@ class CancelRun(RunAction):
     verb = "cancel"
     heading = gettext_lazy("Cancel the run")
     needs_reason = True
+    states = Run.OPEN_STATES
 
     def act(self, target: Run, **given: Any) -> HttpResponse:
         done = operations.cancel_run(target, **given)
@@ -641,6 +653,7 @@ class RunAgain(RunAction):
     permission = "run_schedule"
     verb = "again"
     heading = gettext_lazy("Run again")
+    states = Run.AGAIN_STATES
 
     def act(self, target: Run, **given: Any) -> HttpResponse:
         run = operations.run_again(target, **given)

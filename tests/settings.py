@@ -40,6 +40,8 @@ CACHES = cache_settings(os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]  # noqa: F405
 SECRET_KEY = "tests-only"
+# The demo's schedule in code must not be in the database of every test.
+DISTCRON = {**DISTCRON, "SYNC_ON_MIGRATE": False}  # noqa: F405
 STATIC_ROOT = DATA_DIR
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},

@@ -78,7 +78,7 @@ def preview(data: QueryDict, instance: Schedule | None, now: datetime | None = N
     p95 = None if runs is None else history.longest_usual(runs[:_JUDGED_RUNS])
     notes = [mark.text for mark in marks(timetable, after=now, p95=p95)]
     notes += _spread(schedule, instants[0]) if instants else []
-    if not instants and not notes:
+    if not instants and not notes and schedule.has_timetable:
         notes = [_("No instant of the timetable is left.")]
     return Preview(
         errors=[],

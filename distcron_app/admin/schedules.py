@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import models, transaction
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
@@ -18,6 +18,7 @@ from django.views.decorators.http import require_POST
 
 from distcron_app import audit, operations, wakeup
 from distcron_app.admin import actions, display, preview
+from distcron_app.admin.chains import LinkInline, links_text, started_by_text
 from distcron_app.errors import TimetableError
 from distcron_app.forms import ScheduleForm
 from distcron_app.models import Run, Schedule
@@ -35,7 +36,8 @@ __all__ = ["ScheduleAdmin"]
 _PREVIEW_COUNT = 5
 _WHEN = gettext_lazy(
     "Fill in what the kind needs: a cron expression, a number of seconds, "
-    "a number of days, weeks or months, or one instant."
+    "a number of days, weeks or months, or one instant. A schedule that runs only by hand or "
+    "after another one needs nothing."
 )
 # Marks the fieldset after which the preview is shown.
 WHEN_CLASS = "distcron-when"
@@ -90,6 +92,30 @@ _POLICIES = (
 )
 
 
+class DefinedInFilter(admin.SimpleListFilter):
+    """By who says what a schedule does: people, or code."""
+
+    title = gettext_lazy("defined in code")
+    parameter_name = "in_code"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [
+            ("yes", _("In code")),
+            ("left", _("No longer in code")),
+            ("no", _("By people")),
+        ]
+
+    def queryset(
+        self, request: HttpRequest, queryset: models.QuerySet[Schedule]
+    ) -> models.QuerySet[Schedule]:
+        conditions = {
+            "yes": models.Q(left_code_at=None) & ~models.Q(defined_in=""),
+            "left": models.Q(left_code_at__isnull=False),
+            "no": models.Q(defined_in=""),
+        }
+        return queryset.filter(conditions.get(self.value() or "", models.Q()))
+
+
 class ScheduleChangeList(ChangeList):
     """The page of schedules, each with its newest run; one more query for the whole page."""
 
@@ -108,7 +134,8 @@ class ScheduleAdmin(_ScheduleAdmin):
     """Add, edit, run, pause and resume schedules.
 
     The form writes what people may edit, guarded by the version, and the scheduler's
-    columns are never among it.
+    columns are never among it. Of a schedule in code it writes nothing: people may run,
+    pause and resume that.
     """
 
     form = ScheduleForm
@@ -120,7 +147,7 @@ class ScheduleAdmin(_ScheduleAdmin):
         "last_run_listed",
     )
     list_display_links = ("name_shown",)
-    list_filter = ("state", "kind", "job", "lock_level", "calendar")
+    list_filter = ("state", "kind", "job", DefinedInFilter, "lock_level", "calendar")
     search_fields = ("name", "key", "job", "notes")
     search_help_text = gettext_lazy("Name, key, job or notes")
     show_full_result_count = False
@@ -129,11 +156,14 @@ class ScheduleAdmin(_ScheduleAdmin):
     save_on_top = False
     prepopulated_fields = {"key": ("name",)}
     actions = ("run_selected", "pause_selected", "resume_selected")
+    inlines = (LinkInline,)
     readonly_fields = (
         "state_shown",
         "state_note",
+        "defined_shown",
         "upcoming_shown",
         "last_run_shown",
+        "started_by_shown",
         "arguments_shown",
     )
 
@@ -154,13 +184,15 @@ class ScheduleAdmin(_ScheduleAdmin):
         arguments = "arguments" if self._may_edit(request, obj) else "arguments_shown"
         what = ["name", "key", "job", arguments]
         more = [*_MORE]
+        when = None
         if self._may_edit(request, obj):
             more += ["seen_version"]
+            when = _WHEN
         fieldsets: list[Any] = [
             (gettext_lazy("What"), {"fields": what}),
             (
                 gettext_lazy("When"),
-                {"fields": [*_RULE], "description": _WHEN, "classes": [WHEN_CLASS]},
+                {"fields": [*_RULE], "description": when, "classes": [WHEN_CLASS]},
             ),
             *(
                 (heading, {"fields": fields, "classes": ["collapse"]})
@@ -169,9 +201,23 @@ class ScheduleAdmin(_ScheduleAdmin):
             (gettext_lazy("More"), {"fields": more}),
         ]
         if obj is not None:
-            now = ["state_shown", "state_note", "upcoming_shown", "last_run_shown"]
+            now = [
+                "state_shown",
+                "state_note",
+                "upcoming_shown",
+                "last_run_shown",
+                "started_by_shown",
+            ]
+            if obj.defined_in:
+                now.insert(0, "defined_shown")
             fieldsets.insert(0, (gettext_lazy("Now"), {"fields": now}))
         return fieldsets
+
+    def get_inline_instances(self, request: HttpRequest, obj: Schedule | None = None) -> list[Any]:
+        # Left out, links keep what is stored, as fields do.
+        if request.method == "POST" and "links-TOTAL_FORMS" not in request.POST:
+            return []
+        return list(super().get_inline_instances(request, obj))
 
     def get_form(
         self,
@@ -197,11 +243,13 @@ class ScheduleAdmin(_ScheduleAdmin):
         if schedule.paused_until:
             ends = display.instant(schedule.paused_until, display.place_of(schedule))
             until = format_html(_("until {}"), ends)
+        in_code = _("· in code") if schedule.is_in_code else ""
         return format_html(
-            '{}<br><span class="distcron-quiet">{} {}</span>',
+            '{}<br><span class="distcron-quiet">{} {} {}</span>',
             schedule.name,
             note or schedule.job,
             until,
+            in_code,
         )
 
     @admin.display(description=gettext_lazy("rule"))
@@ -246,6 +294,18 @@ class ScheduleAdmin(_ScheduleAdmin):
             )
         return format_html("{} {} {} {}", schedule.state_reason, by, at, until)
 
+    @admin.display(description=gettext_lazy("defined in code"))
+    def defined_shown(self, schedule: Schedule) -> SafeString:
+        place = format_html("<code>{}</code>", schedule.defined_in)
+        if schedule.left_code_at is not None:
+            left_at = display.instant(schedule.left_code_at, display.place_of(schedule))
+            text = _(
+                "{}, until {}. When the code is back, it decides again; a change here ends that."
+            )
+            return format_html(text, place, left_at)
+        text = _("{}. Change it there; here it can be run, paused and resumed.")
+        return format_html(text, place)
+
     @admin.display(description=gettext_lazy("next runs"))
     def upcoming_shown(self, schedule: Schedule) -> str:
         # As stored: after an error the object holds what was typed and is not planned.
@@ -254,6 +314,8 @@ class ScheduleAdmin(_ScheduleAdmin):
             instants = stored.upcoming(_PREVIEW_COUNT)
         except TimetableError as error:
             return str(error)
+        if not stored.has_timetable:
+            return stored.in_words()
         if not instants:
             return _("None while the schedule is not active.")
         place = display.place_of(stored)
@@ -261,6 +323,10 @@ class ScheduleAdmin(_ScheduleAdmin):
         return format_html(
             '<ul class="distcron-runs">{}</ul>', format_html_join("", "<li>{}</li>", rows)
         )
+
+    @admin.display(description=gettext_lazy("is started by"))
+    def started_by_shown(self, schedule: Schedule) -> str:
+        return started_by_text(schedule)
 
     @admin.display(description=gettext_lazy("arguments"))
     def arguments_shown(self, schedule: Schedule) -> str:
@@ -278,11 +344,57 @@ class ScheduleAdmin(_ScheduleAdmin):
                 list(Schedule.objects.select_for_update().filter(pk=schedule.pk).values("pk"))
         return super().get_object(request, object_id, from_field)
 
+    def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        is_in_code = obj is not None and obj.is_in_code
+        return super().has_change_permission(request, obj) and not is_in_code
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        if request.method == "POST" and object_id is not None:
+            schedule = super().get_object(request, object_id)
+            if schedule is not None and schedule.is_in_code:
+                return self._refuse_edit(request, schedule)
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def _refuse_edit(self, request: HttpRequest, schedule: Schedule) -> HttpResponse:
+        """Say why nothing was saved, to whom may edit schedules at all."""
+        if not super().has_change_permission(request, schedule):
+            raise PermissionDenied
+        text = _("{} is defined in code ({}), so nothing was saved. Change it there, or pause it.")
+        messages.error(request, format_html(text, schedule, schedule.defined_in))
+        return HttpResponseRedirect(
+            reverse(
+                "admin:distcron_schedule_change",
+                args=[schedule.pk],
+                current_app=self.admin_site.name,
+            )
+        )
+
+    def get_deleted_objects(
+        self, objs: Any, request: HttpRequest
+    ) -> tuple[list[Any], dict[str, int], set[str], list[Any]]:
+        deleted, counts, lacking, protected = super().get_deleted_objects(objs, request)
+        # The next sync would only make it again; Django deletes nothing while any is listed.
+        in_code = [
+            format_html(_("{}: defined in code, in {}"), each, each.defined_in)
+            for each in objs
+            if each.is_in_code
+        ]
+        return deleted, counts, lacking, [*protected, *in_code]
+
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
         _before, typed = audit.changes(form.before, audit.snapshot(obj))
         is_broken = obj.state in (Schedule.State.INVALID, Schedule.State.EXHAUSTED)
         if change and not typed and not is_broken:
             return
+        if obj.left_code_at is not None:
+            # The code has dropped it and a person goes on with it: from now on it is theirs.
+            obj.defined_in, obj.left_code_at = "", None
         obj.save()
         # Again, since the save may have mended or finished the schedule.
         before, after = audit.changes(form.before, audit.snapshot(obj))
@@ -297,6 +409,24 @@ class ScheduleAdmin(_ScheduleAdmin):
             after=after,
         )
         transaction.on_commit(wakeup.announce)
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        schedule: Schedule = form.instance
+        before = links_text(schedule)
+        super().save_related(request, form, formsets, change)
+        after = links_text(schedule)
+        if before == after:
+            return
+        user = cast("AbstractUser", request.user)
+        audit.record(
+            actor=user.get_username(),
+            user=user,
+            via="admin",
+            verb="change",
+            target=schedule,
+            before={"links": before},
+            after={"links": after},
+        )
 
     def log_addition(self, request: HttpRequest, obj: Schedule, message: Any) -> Any:
         """Write nothing: ``save_model`` has written the audit entry and its LogEntry."""
@@ -313,7 +443,8 @@ class ScheduleAdmin(_ScheduleAdmin):
                 via="admin",
                 verb="delete",
                 target=schedule,
-                before=audit.snapshot(schedule),
+                # The links go with it.
+                before=audit.snapshot(schedule) | {"links": links_text(schedule)},
             )
         transaction.on_commit(wakeup.announce)
 

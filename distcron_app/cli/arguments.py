@@ -438,6 +438,18 @@ def _prune_flags(parser: CommandParser) -> None:
     _add_user(parser)
 
 
+def _sync_flags(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--adopt",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=_("Take this schedule over from people who made it; may be repeated."),
+    )
+    parser.add_argument("--dry-run", action="store_true", help=_("Show it, change nothing."))
+    _add_user(parser)
+
+
 def _no_flags(parser: CommandParser) -> None:
     """Add nothing: the verb has only the flags of every verb."""
 
@@ -532,6 +544,13 @@ VERBS = _by_name(
             command="distcron_app.cli.switching.switch_maintenance",
             examples=('on --until +30m --reason "database move"', "off"),
             add_flags=_maintenance_flags,
+        ),
+        Verb(
+            name="sync",
+            help=gettext_lazy("Make rows of the schedules in code, as migrate does."),
+            command="distcron_app.cli.syncing.sync_schedules",
+            examples=("--dry-run", "--json"),
+            add_flags=_sync_flags,
         ),
         Verb(
             name="nodes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,11 +11,12 @@ from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from distcron_app import history
 from distcron_app.cli import states, times
 from distcron_app.cli.console import Cell, Column, Console
 from distcron_app.cli.lookup import filtered, rule_text
 from distcron_app.instants import database_now
-from distcron_app.models import Run, Schedule, ScheduleQuerySet
+from distcron_app.models import ChainLink, Run, Schedule, ScheduleQuerySet
 
 __all__ = ["show_schedules"]
 
@@ -30,6 +31,8 @@ _COLUMNS = (
     Column(title=gettext_lazy("JOB"), only_wide=True),
     Column(title=gettext_lazy("ZONE"), only_wide=True),
     Column(title=gettext_lazy("REASON"), only_wide=True),
+    Column(title=gettext_lazy("DEFINED IN"), only_wide=True),
+    Column(title=gettext_lazy("STARTS"), only_wide=True),
 )
 
 
@@ -41,6 +44,8 @@ class _Line:
     outcome: Run | None
     active_run_id: int | None
     now: datetime
+    starts: Sequence[ChainLink]
+    started_by: Sequence[ChainLink]
 
     @property
     def is_failing(self) -> bool:
@@ -70,6 +75,7 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
     )
     outcomes = Run.objects.in_bulk([pk for pk in ids.values() if pk is not None])
     active = _active_runs(ids)
+    chains = history.chains_of(list(ids))
     now = database_now()
     return [
         _Line(
@@ -77,6 +83,8 @@ def _read(schedules: ScheduleQuerySet) -> list[_Line]:
             outcome=outcomes.get(ids.get(schedule.pk) or 0),
             active_run_id=active.get(schedule.pk),
             now=now,
+            starts=chains.starts.get(schedule.pk, ()),
+            started_by=chains.started_by.get(schedule.pk, ()),
         )
         for schedule in schedules
     ]
@@ -98,6 +106,8 @@ def _row(line: _Line, zone: str) -> list[Cell | str]:
         schedule.job,
         schedule.timezone,
         schedule.state_reason,
+        schedule.defined_in if schedule.is_in_code else "",
+        ", ".join(f"{each.event} → {each.follower.key}" for each in line.starts),
     ]
 
 
@@ -145,10 +155,14 @@ def _facts(line: _Line) -> dict[str, Any]:
         "failing": line.is_failing,
         "kind": schedule.kind,
         "rule": rule_text(schedule),
+        "defined_in": schedule.defined_in,
+        "left_code_at": times.iso(schedule.left_code_at),
         "timezone": schedule.timezone,
         "words": schedule.in_words(),
         "next_run_at": times.iso(schedule.next_run_at),
         "active_run_id": line.active_run_id,
+        "starts": [{"event": each.event, "key": each.follower.key} for each in line.starts],
+        "started_by": [{"event": each.event, "key": each.schedule.key} for each in line.started_by],
         "last_outcome": run
         and {
             "run": run.pk,

@@ -104,6 +104,8 @@ def rule_text(schedule: Schedule) -> str:
             schedule.calendar_date or date.min, schedule.calendar_time or time()
         )
         return f"{schedule.calendar_every} {schedule.calendar_unit} from {start:%Y-%m-%dT%H:%M}"
+    if not schedule.has_timetable:
+        return ""
     return iso(schedule.run_at) or ""
 
 

@@ -191,7 +191,9 @@ def _remarks(preview: _Preview) -> Iterator[str]:
 
 
 def _say_end(console: Console, schedule: Schedule, *, is_empty: bool) -> None:
-    if is_empty:
+    if not schedule.has_timetable:
+        console.say(_("It has no timetable, so no instant comes by itself."))
+    elif is_empty:
         console.say(_("No instant is left."))
     if schedule.state == Schedule.State.PAUSED:
         console.say(_("The schedule is paused: nothing runs until it is resumed."), "yellow")

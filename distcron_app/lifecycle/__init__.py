@@ -9,6 +9,9 @@
       ├──► claimed, or running where a crash may repeat the run (timetable)
       └──► skipped
 
+Where other schedules follow the end of a run (``chains``), their runs are inserted, queued or
+skipped, in the transaction that ends it.
+
 Each transition is one conditional write that names the state it leaves, and, where a
 node acts on what it owns, the owner token and the fencing token. It returns who won;
 losing is not an error. On PostgreSQL a batch of any size costs a fixed number of

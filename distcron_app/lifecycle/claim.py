@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -12,16 +12,23 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, transaction
 from django.utils.translation import gettext as _
 
+from distcron_app.context import ParentRun
 from distcron_app.errors import ScheduleBusy
 from distcron_app.instants import DatabaseNow, database_now
-from distcron_app.lifecycle.overlap import Fate, OpenRuns, fate, open_runs
+from distcron_app.lifecycle.chains import follow, parents_of, waits_for
+from distcron_app.lifecycle.overlap import (
+    REPLACE_CAUSE,
+    Fate,
+    OpenRuns,
+    fate,
+    open_runs,
+    replace,
+)
 from distcron_app.lifecycle.values import Claimed, ClaimedRun, Decision, SkippedRun
-from distcron_app.models import Attempt, Node, Run, Schedule, ended_attempt
+from distcron_app.models import Attempt, ChainLink, Node, Run, Schedule, ended_attempt
 
 __all__ = ["claim", "claim_queued", "queue_again", "queue_manual", "read_back"]
 
-# Told to the active run that a newer occurrence replaces.
-REPLACE_CAUSE = "a newer occurrence replaces it"
 # Rows per INSERT on the portable path; SQLite limits the variables of one statement.
 _PORTABLE_CHUNK = 200
 
@@ -69,18 +76,19 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
         now = database_now()
         won: list[Run] = []
         decided: list[Run] = []
+        ended: list[int] = []
         for run in locked:
             schedule = schedules[run.schedule_id or 0]
             beside = opened.get(schedule.pk, OpenRuns())
             fated = fate(
                 schedule, beside, own=1 if run.attempt else 0, was_queued=not run.is_held_back
             )
-            if run.is_held_back and schedule.state == Schedule.State.PAUSED:
+            if run.is_undecided and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
                 decided.append(run)
                 continue
             if run.is_held_back and schedule.overlap == Schedule.Overlap.REPLACE:
-                _replace({schedule.pk: (fated, beside)})
+                ended += replace({schedule.pk: (fated, beside)}, told=_followed(schedules))
             if fated == "start":
                 won.append(run)
                 opened[schedule.pk] = _with_one_more(beside, run)
@@ -92,6 +100,8 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
                 decided.append(run)
         Run.objects.bulk_update(decided, ["state", "reason", "details", "finished_at"])
         skipped = [run for run in decided if run.state == Run.State.SKIPPED]
+        followed = _followed(schedules)
+        follow([*ended, *(run.pk for run in skipped if run.schedule_id in followed)])
         return Claimed(
             runs=tuple(_write_queued_claims(won, schedules, owner_tokens, node_id)),
             skipped=tuple(_skipped(run, schedules[run.schedule_id or 0]) for run in skipped),
@@ -201,11 +211,18 @@ def read_back(owner_tokens: Collection[str], node_id: UUID) -> list[ClaimedRun]:
     rows = Run.objects.filter(
         owner_token__in=list(owner_tokens), node_id=node_id, state__in=Run.ACTIVE_STATES
     )
-    return [_owned(run) for run in rows.select_related("schedule")]
+    return _all_owned(rows.select_related("schedule"))
 
 
-def _owned(run: Run) -> ClaimedRun:
+def _all_owned(runs: Iterable[Run]) -> list[ClaimedRun]:
+    runs = list(runs)
+    parents = parents_of(runs)
+    return [_owned(run, parents.get(run.pk)) for run in runs]
+
+
+def _owned(run: Run, parent: ParentRun | None) -> ClaimedRun:
     schedule = run.schedule or Schedule()
+    instant = run.due_at if parent is None else parent.scheduled_at
     return ClaimedRun(
         run_id=run.pk,
         schedule_id=run.schedule_id or 0,
@@ -214,7 +231,7 @@ def _owned(run: Run) -> ClaimedRun:
         job=run.job,
         arguments=run.arguments,
         delivery=run.delivery,
-        scheduled_at=run.scheduled_at or run.due_at,
+        scheduled_at=run.scheduled_at or instant,
         due_at=run.due_at,
         state=run.state,
         attempt=run.attempt,
@@ -222,6 +239,7 @@ def _owned(run: Run) -> ClaimedRun:
         max_attempts=schedule.max_attempts,
         fencing_token=run.fencing_token,
         owner_token=run.owner_token,
+        parent=parent,
         **{name: getattr(schedule, name) for name in _LIMITS},
     )
 
@@ -254,7 +272,7 @@ WITH opened AS (
   FROM distcron_run r
   -- What a person queued takes no place in the schedule's queue.
   CROSS JOIN LATERAL (SELECT r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
-                             AND r."trigger" = 'timetable' AS waits) w
+                             AND r."trigger" IN ('timetable', 'chain') AS waits) w
   WHERE r.schedule_id = ANY(%(ids)s) AND r.state IN ('queued', 'claimed', 'running')
   GROUP BY r.schedule_id
 ), fates AS (
@@ -289,14 +307,16 @@ WITH opened AS (
   ) p JOIN distcron_schedule s ON s.id = p.id
   WHERE p.decided
 ), replaced AS (
+  -- As overlap.replace().
   UPDATE distcron_run r
-  SET state = 'skipped', finished_at = statement_timestamp(),
+  SET state = 'skipped', reason = 'overlap', finished_at = statement_timestamp(),
       details = jsonb_build_object('blocked_by', CASE WHEN f.active > 0 THEN f.blocked_by END,
                                    'replaced', true)
   FROM p JOIN fates f ON f.id = p.id
-  WHERE p.replaces AND r.schedule_id = p.id
-    AND r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
-    AND r."trigger" = 'timetable'
+  WHERE p.replaces AND r.schedule_id = p.id AND r.state = 'queued' AND r.attempt = 0
+    AND (r.reason = 'overlap' AND r."trigger" IN ('timetable', 'chain')
+         OR r.reason = '' AND r."trigger" = 'chain')
+  RETURNING r.id, r.schedule_id
 ), asked AS (
   UPDATE distcron_run r
   SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
@@ -358,9 +378,15 @@ WITH opened AS (
             details::text
 )
 SELECT i.*, m.key, m.name, m.job, m.arguments::text, m.delivery, m.max_attempts,
-       m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb
-FROM inserted i JOIN moved m ON m.id = i.schedule_id
-WHERE i.state <> 'queued'
+       m.isolation, m.run_timeout_seconds, m.kill_grace_seconds, m.memory_limit_mb,
+       -- The run whose end other schedules follow: this one, or one that it replaces.
+       CASE WHEN gone.id IS NOT NULL THEN gone.id
+            WHEN i.state = 'skipped' AND EXISTS (
+              SELECT 1 FROM distcron_chainlink l
+              WHERE l.schedule_id = i.schedule_id AND l.event = 'skipped') THEN i.id END
+FROM (inserted i JOIN moved m ON m.id = i.schedule_id AND i.state <> 'queued')
+FULL JOIN (SELECT r.id FROM replaced r JOIN distcron_chainlink l
+           ON l.schedule_id = r.schedule_id AND l.event = 'skipped') gone ON false
 ORDER BY i.id
 """
 
@@ -381,7 +407,9 @@ def _claim_postgres(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         if not kept:
             return Claimed()
         cursor.execute(_CLAIM_SQL, _claim_parameters(kept, node_id))
-        rows = [_from_row(row) for row in cursor.fetchall()]
+        found = cursor.fetchall()
+    rows = [_from_row(row[:-1]) for row in found if row[0] is not None]
+    follow({row[-1] for row in found if row[-1] is not None})
     return Claimed(
         runs=tuple(row for row in rows if isinstance(row, ClaimedRun)),
         skipped=tuple(row for row in rows if isinstance(row, SkippedRun)),
@@ -502,42 +530,18 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
         _move(schedules[decision.schedule_id], decision, fates[decision.schedule_id])
     moved = [schedules[decision.schedule_id] for decision in kept]
     Schedule.objects.write_claims(moved, _PORTABLE_CHUNK)
-    _replace(
+    followed = _followed(schedules)
+    replaced = replace(
         {
             pk: (fates[pk], runs[pk])
             for pk in (each.schedule_id for each in kept if each.run_at and not each.is_held_back)
             if schedules[pk].overlap == Schedule.Overlap.REPLACE
-        }
+        },
+        told=followed,
     )
-    return _insert_portable(kept, schedules, fates, runs, node_id)
-
-
-def _replace(overlapped: Mapping[int, tuple[Fate, OpenRuns]]) -> None:
-    """Skip what waits in these schedules, and ask the active runs to stop that are in the way.
-
-    What a person queued is kept: a newer occurrence does not stand for it.
-    """
-    now = database_now() if overlapped else None
-    for pk, (fated, beside) in overlapped.items():
-        of_schedule = Run.objects.filter(schedule=pk)
-        if beside.waiting:
-            of_schedule.filter(
-                state=Run.State.QUEUED,
-                attempt=0,
-                reason=Run.Reason.OVERLAP,
-                trigger=Run.Trigger.TIMETABLE,
-            ).update(
-                state=Run.State.SKIPPED,
-                finished_at=now,
-                details={
-                    "blocked_by": beside.blocked_by if beside.active else None,
-                    "replaced": True,
-                },
-            )
-        if fated == "queue":
-            of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
-                cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
-            )
+    claimed, skipped = _insert_portable(kept, schedules, fates, runs, node_id)
+    follow([*replaced, *(run.pk for run in skipped if run.schedule_id in followed)])
+    return claimed
 
 
 def _move(schedule: Schedule, decision: Decision, fated: Fate) -> None:
@@ -558,7 +562,7 @@ def _insert_portable(
     fates: Mapping[int, Fate],
     runs: Mapping[int, OpenRuns],
     node_id: UUID,
-) -> Claimed:
+) -> tuple[Claimed, list[Run]]:
     now = database_now()
     rows = [
         _new_run(
@@ -587,10 +591,11 @@ def _insert_portable(
     Run.objects.bulk_create(free, batch_size=_PORTABLE_CHUNK)
     skipped = [row for row in free if row.state == Run.State.SKIPPED]
     tokens = [row.owner_token for row in free if row.owner_token]
-    return Claimed(
+    claimed = Claimed(
         runs=tuple(read_back(tokens, node_id)) if tokens else (),
         skipped=tuple(_skipped(row, schedules[row.schedule_id or 0]) for row in skipped),
     )
+    return claimed, skipped
 
 
 def _skipped(run: Run, schedule: Schedule) -> SkippedRun:
@@ -665,9 +670,15 @@ def _lock_schedules(schedule_ids: Collection[int | None], node_id: UUID) -> dict
     rows = (
         Schedule.objects.select_for_update(skip_locked=_can_skip_locked())
         .filter(pk__in=[pk for pk in schedule_ids if pk is not None])
+        .annotate(is_followed=waits_for("pk", ChainLink.Event.SKIPPED))
         .order_by("pk")
     )
     return {schedule.pk: schedule for schedule in rows}
+
+
+def _followed(schedules: Mapping[int, Any]) -> set[int]:
+    """Return the locked schedules of which another one waits for a skipped run."""
+    return {pk for pk, schedule in schedules.items() if schedule.is_followed}
 
 
 def _can_skip_locked() -> bool:
@@ -697,4 +708,4 @@ def _write_queued_claims(
         Run.objects.bulk_update(
             runs, ["state", "fencing_token", "owner_token", "node_id", "claimed_at"]
         )
-    return [_owned(run) for run in runs]
+    return _all_owned(runs)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.chains import follow, waits_for
 from distcron_app.lifecycle.retries import decide, retry_policy
 from distcron_app.lifecycle.values import ClaimedRun, Failure, Finished
 from distcron_app.models import Attempt, Node, Run, RunOutput, ended_attempt
@@ -95,7 +96,11 @@ FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::
      AS p(id, fencing_token, owner_token, state, reason, result, error, finished_at)
 WHERE r.id = p.id AND r.state IN ('running', 'lost') AND r.fencing_token = p.fencing_token
   AND r.owner_token = p.owner_token
-RETURNING r.id, r.late
+RETURNING r.id, r.late,
+          -- Whether other schedules follow this end.
+          p.state IN ('succeeded', 'failed') AND EXISTS (
+            SELECT 1 FROM distcron_chainlink l
+            WHERE l.schedule_id = r.schedule_id AND l.event = p.state)
 """
 
 
@@ -112,21 +117,22 @@ def finish(reports: Sequence[Finished]) -> FinishResult:
     with transaction.atomic():
         retried = _retry([report for report in reports if report.failure is not None])
         final = [report for report in reports if report.run_id not in retried]
-        late_by_id = (
+        settled = (
             _finish_postgres(final)
             if connection.vendor == "postgresql"
             else _finish_portable(final)
         )
-        taken = late_by_id.keys() | retried.keys()
+        follow([run_id for run_id, each in settled.items() if each.is_followed])
+        taken = settled.keys() | retried.keys()
         _store_text([report for report in reports if report.run_id in taken])
-        rejected = [report for report in final if report.run_id not in late_by_id]
+        rejected = [report for report in final if report.run_id not in settled]
         for report in rejected:
             Attempt.objects.filter(
                 run=report.run_id, fencing_token=report.fencing_token, late_at=None
             ).update(late_state=report.state, late_at=DatabaseNow())
     return FinishResult(
-        accepted=frozenset(late_by_id),
-        late=frozenset(run_id for run_id, late in late_by_id.items() if late),
+        accepted=frozenset(settled),
+        late=frozenset(run_id for run_id, each in settled.items() if each.is_late),
         rejected=frozenset(report.run_id for report in rejected),
         retried=retried,
     )
@@ -197,7 +203,14 @@ def note_lease_lost(causes: Mapping[int, str], tokens: Mapping[int, tuple[int, s
             Run.objects.bulk_update(rows, ["details"])
 
 
-def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
+class _Settled(NamedTuple):
+    """A report that was taken: did it settle a lost run, and do other schedules follow it?"""
+
+    is_late: bool
+    is_followed: bool
+
+
+def _finish_postgres(reports: Sequence[Finished]) -> dict[int, _Settled]:
     with connection.cursor() as cursor:
         cursor.execute(
             _FINISH_SQL,
@@ -212,7 +225,7 @@ def _finish_postgres(reports: Sequence[Finished]) -> dict[int, bool]:
                 [report.finished_at for report in reports],
             ],
         )
-        return dict(cursor.fetchall())
+        return {run_id: _Settled(*found) for run_id, *found in cursor.fetchall()}
 
 
 # What _retry changes of a run.
@@ -233,11 +246,13 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, cls=DjangoJSONEncoder)
 
 
-def _finish_portable(reports: Sequence[Finished]) -> dict[int, bool]:
+def _finish_portable(reports: Sequence[Finished]) -> dict[int, _Settled]:
     by_id = {report.run_id: report for report in reports}
     tokens = {pk: (report.fencing_token, report.owner_token) for pk, report in by_id.items()}
     owned = _lock_owned(tokens, ["running", "lost"])
-    rows = list(Run.objects.filter(pk__in=owned).order_by("pk"))
+    rows: list[Any] = list(
+        Run.objects.filter(pk__in=owned).annotate(is_followed=waits_for("schedule")).order_by("pk")
+    )
     for run in rows:
         report = by_id[run.pk]
         run.late = run.state == Run.State.LOST
@@ -252,7 +267,7 @@ def _finish_portable(reports: Sequence[Finished]) -> dict[int, bool]:
             ["state", "reason", "result", "error", "finished_at", "late", "progress_percent"],
             batch_size=200,
         )
-    return {run.pk: run.late for run in rows}
+    return {run.pk: _Settled(run.late, run.is_followed) for run in rows}
 
 
 def _lock_owned(tokens: Mapping[int, tuple[int, str]], states: list[str]) -> list[int]:

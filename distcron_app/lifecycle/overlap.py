@@ -1,20 +1,24 @@
 """What happens to an occurrence whose schedule already has as many active runs as it may.
 
-Pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
+``fate`` is pure: ``_CLAIM_SQL`` decides the same inside PostgreSQL, and a test compares the two.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from django.db import models
 from django.db.models.functions import Coalesce
 
+from distcron_app.instants import database_now
 from distcron_app.models import Run, Schedule
 
-__all__ = ["Fate", "OpenRuns", "fate", "open_runs"]
+__all__ = ["REPLACE_CAUSE", "Fate", "OpenRuns", "fate", "open_runs", "replace"]
+
+# Told to the active run that a newer occurrence replaces.
+REPLACE_CAUSE = "a newer occurrence replaces it"
 
 Fate = Literal["start", "queue", "skip"]
 
@@ -52,6 +56,7 @@ def fate(schedule: Schedule, runs: OpenRuns, *, own: int = 0, was_queued: bool =
 
 
 _IN_ORDER = (Schedule.Overlap.QUEUE_ONE, Schedule.Overlap.QUEUE_ALL)
+_WAITING_TRIGGERS = (Run.Trigger.TIMETABLE, Run.Trigger.CHAIN)
 
 
 def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
@@ -62,7 +67,7 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         state=Run.State.QUEUED,
         attempt=0,
         reason=Run.Reason.OVERLAP,
-        trigger=Run.Trigger.TIMETABLE,
+        trigger__in=_WAITING_TRIGGERS,
     )
     rows = (
         Run.objects.open()
@@ -79,3 +84,35 @@ def open_runs(schedule_ids: Collection[int]) -> dict[int, OpenRuns]:
         pk: OpenRuns(active=active, blocked_by=first, waiting=waiting)
         for pk, active, first, waiting in rows
     }
+
+
+def replace(overlapped: Mapping[int, tuple[Fate, OpenRuns]], *, told: Collection[int]) -> list[int]:
+    """Skip what waits in these schedules, and ask active runs to stop that are in the way.
+
+    What a person queued is kept: a newer occurrence does not stand for it. Return the runs
+    that are skipped now, of the schedules in ``told`` only, whose end somebody waits for.
+    """
+    now = database_now() if overlapped else None
+    skipped: list[int] = []
+    for pk, (fated, beside) in overlapped.items():
+        of_schedule = Run.objects.filter(schedule=pk)
+        waiting = of_schedule.filter(
+            models.Q(reason=Run.Reason.OVERLAP, trigger__in=_WAITING_TRIGGERS)
+            # Another schedule started it, and no node has claimed it yet.
+            | models.Q(reason=Run.Reason.NONE, trigger=Run.Trigger.CHAIN),
+            state=Run.State.QUEUED,
+            attempt=0,
+        )
+        if pk in told:
+            skipped += waiting.select_for_update().order_by("pk").values_list("pk", flat=True)
+        waiting.update(
+            state=Run.State.SKIPPED,
+            reason=Run.Reason.OVERLAP,
+            finished_at=now,
+            details={"blocked_by": beside.blocked_by if beside.active else None, "replaced": True},
+        )
+        if fated == "queue":
+            of_schedule.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None).update(
+                cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
+            )
+    return skipped

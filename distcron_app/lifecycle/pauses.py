@@ -53,7 +53,7 @@ def failed_in_a_row(schedule: Schedule, count: int) -> Run | None:
     Runs by hand do not count, nor does what ended before the state was changed last.
     """
     runs = Run.objects.filter(
-        schedule=schedule, trigger=Run.Trigger.TIMETABLE, state__in=_OUTCOMES
+        schedule=schedule, trigger__in=Run.AUTOMATIC_TRIGGERS, state__in=_OUTCOMES
     ).order_by("-id")
     newest = list(runs.defer("result", "arguments")[:count])
     if len(newest) < count or any(run.state not in _FAILURES for run in newest):

@@ -17,7 +17,15 @@ from django.db.models import Exists, OuterRef, Q
 
 from distcron_app.conf import get_config
 from distcron_app.instants import database_now
-from distcron_app.models import Attempt, Run, RunDay, RunOutput, RunQuerySet, Schedule
+from distcron_app.models import (
+    Attempt,
+    ChainStart,
+    Run,
+    RunDay,
+    RunOutput,
+    RunQuerySet,
+    Schedule,
+)
 
 __all__ = ["PRUNE_BATCH", "Limits", "Pruned", "count_prunable", "prune"]
 
@@ -215,6 +223,7 @@ def _delete(found: dict[int, datetime | None]) -> int:
         # Without loading the rows first, as delete() would to look for what hangs on them.
         Attempt.objects.filter(run__in=pks)._raw_delete(connection.alias)
         RunOutput.objects.filter(run__in=pks)._raw_delete(connection.alias)
+        ChainStart.objects.filter(run__in=pks)._raw_delete(connection.alias)
         Run.objects.filter(pk__in=pks)._raw_delete(connection.alias)
     return len(pks)
 

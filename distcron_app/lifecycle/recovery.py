@@ -12,6 +12,7 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from distcron_app.instants import DatabaseNow, database_now
+from distcron_app.lifecycle.chains import follow
 from distcron_app.lifecycle.values import MAX_RECOVERIES, ClaimedRun
 from distcron_app.models import Attempt, Run, Schedule, ended_attempt
 
@@ -180,6 +181,7 @@ def expire() -> int:
         for run in expired:
             run.state, run.reason, run.finished_at = Run.State.SKIPPED, Run.Reason.EXPIRED, now
         _write(expired)
+        follow([run.pk for run in expired])
     return len(expired)
 
 
@@ -251,6 +253,7 @@ def _settle(
             ended.append(run.pk)
     Attempt.objects.bulk_create(attempts)
     _write(rows)
+    follow(ended)
     lost = unknown == Run.State.LOST
     return Recovered(
         requeued=tuple(requeued),

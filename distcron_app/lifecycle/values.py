@@ -6,6 +6,8 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
+from distcron_app.context import ParentRun
+
 __all__ = [
     "MAX_RECOVERIES",
     "TRANSITIONS",
@@ -95,6 +97,8 @@ class ClaimedRun:
     run_timeout_seconds: int | None = None
     kill_grace_seconds: int = 10
     memory_limit_mb: int | None = None
+    # The run whose end started this one.
+    parent: ParentRun | None = None
 
     @property
     def attempts_left(self) -> int:

@@ -21,6 +21,7 @@ class AuditEntry(models.Model):
         DASHBOARD = "dashboard", _("dashboard")
         CLI = "cli", _("command line")
         SCHEDULER = "scheduler", _("scheduler")
+        CODE = "code", _("code")
 
     class Verb(models.TextChoices):
         ADD = "add", pgettext_lazy("verb", "add")

@@ -207,8 +207,8 @@ class Policies(models.Model):
         null=True,
         blank=True,
         help_text=_(
-            "So many runs of the timetable that failed or were lost, one after the other, each "
-            "with all its attempts. Empty: never."
+            "So many runs that failed or were lost, one after the other, each with all its "
+            "attempts. Runs by hand do not count. Empty: never."
         ),
     )
     auto_pause_minutes = models.PositiveIntegerField(

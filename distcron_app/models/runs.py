@@ -88,6 +88,7 @@ class Run(models.Model):
     class Trigger(models.TextChoices):
         TIMETABLE = "timetable", _("timetable")
         MANUAL = "manual", _("by hand")
+        CHAIN = "chain", _("another schedule")
 
     class Reason(models.TextChoices):
         NONE = "", ""
@@ -112,7 +113,11 @@ class Run(models.Model):
         CALENDAR = "calendar", _("excluded by a calendar")
         PAUSED = "paused", _("the schedule was paused")
         DELETED = "deleted", _("the schedule was deleted")
+        INVALID = "invalid", _("the schedule is invalid")
+        CHAIN_DEPTH = "chain_depth", _("the chain of schedules is too long")
 
+    # What no person asked for: it says how the schedule is doing by itself.
+    AUTOMATIC_TRIGGERS = (Trigger.TIMETABLE, Trigger.CHAIN)
     OPEN_STATES = ("queued", "claimed", "running")
     ACTIVE_STATES = ("claimed", "running")
     # From these a person may start a run again.
@@ -250,6 +255,15 @@ class Run(models.Model):
         """Return True for a spread occurrence about which nothing was decided yet."""
         spread = self.scheduled_at is not None and self.due_at > self.scheduled_at
         return spread and self.attempt == 0 and not self.reason
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return True where a pause of its schedule still keeps it from running.
+
+        So it is with a spread occurrence, and with a run that another schedule has started.
+        """
+        is_followed_up = self.trigger == self.Trigger.CHAIN and self.attempt == 0
+        return self.is_held_back or (is_followed_up and self.reason != self.Reason.AGAIN)
 
     @property
     def is_final(self) -> bool:

@@ -37,6 +37,7 @@ from distcron_app.timetable.spread import MAX_OFFSET_SECONDS, spread_instant
 from distcron_app.wording import describe
 
 __all__ = [
+    "DEFINED_FIELDS",
     "PERSON_FIELDS",
     "PLANNING_FIELDS",
     "TIMETABLE_FIELDS",
@@ -62,12 +63,22 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         )
 
     def unplanned(self) -> ScheduleQuerySet:
-        """Return active schedules without a next instant: new rows, or edited past the model."""
-        return self.filter(state=Schedule.State.ACTIVE, next_run_at=None)
+        """Return active schedules that lack their next instant: new, or edited past the model."""
+        return self.filter(state=Schedule.State.ACTIVE, next_run_at=None).exclude(
+            kind=Schedule.Kind.MANUAL
+        )
+
+    def from_code(self) -> ScheduleQuerySet:
+        """Return schedules that code defines, or defined until it dropped them."""
+        return self.exclude(defined_in="")
 
     def pause_over(self) -> ScheduleQuerySet:
-        """Return paused schedules whose pause has an end, and that has come."""
-        return self.filter(state=Schedule.State.PAUSED, paused_until__lte=DatabaseNow())
+        """Return paused schedules whose pause has an end, and that has come.
+
+        Not those that have left the code since they were paused: they stay paused.
+        """
+        is_wanted = Q(left_code_at=None) | Q(state_at__gt=F("left_code_at"))
+        return self.filter(is_wanted, state=Schedule.State.PAUSED, paused_until__lte=DatabaseNow())
 
     def watched(self) -> ScheduleQuerySet:
         """Return active schedules that are to be paused after failures in a row."""
@@ -112,6 +123,15 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             state=planned.state,
             state_reason=planned.state_reason,
         )
+
+    def leave_code(self, at: datetime) -> int:
+        """Note since when code defines them no more; nothing that a form shows changes."""
+        return super().update(left_code_at=at)
+
+    def write_origins(self, moved: Collection[Schedule]) -> None:
+        """Store where code defines the rows by now; no edit either."""
+        plain: models.QuerySet[Schedule] = models.QuerySet(Schedule, using=self.db)
+        plain.bulk_update(moved, ["defined_in"], batch_size=500)
 
     def write_claims(self, claimed: Collection[Schedule], batch_size: int) -> None:
         """Store where claimed schedules stand now; the scheduler's own write, as ``mark_invalid``.
@@ -159,6 +179,7 @@ class Schedule(Policies):
         INTERVAL = "interval", _("every N seconds")
         CALENDAR = "calendar", _("every N days, weeks or months")
         ONCE = "once", _("once")
+        MANUAL = "manual", _("only by hand or after another schedule")
 
     class CalendarUnit(models.TextChoices):
         DAYS = "days", _("days")
@@ -294,6 +315,12 @@ class Schedule(Policies):
     )
     notes = models.TextField(_("notes"), blank=True)
 
+    # "module:line" of the job that brings this schedule with it; empty for people's own.
+    defined_in = models.CharField(
+        _("defined in code"), max_length=255, blank=True, default="", editable=False
+    )
+    left_code_at = InstantField(_("left the code"), null=True, blank=True, editable=False)
+
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.ACTIVE)
     state_reason = models.CharField(_("reason"), max_length=500, blank=True)
     state_by = models.CharField(_("changed by"), max_length=150, blank=True)
@@ -344,7 +371,7 @@ class Schedule(Policies):
             ),
             models.CheckConstraint(
                 name="distcron_schedule_kind",
-                condition=Q(kind__in=["cron", "interval", "calendar", "once"]),
+                condition=Q(kind__in=["cron", "interval", "calendar", "once", "manual"]),
             ),
             models.CheckConstraint(
                 name="distcron_schedule_delivery",
@@ -437,6 +464,28 @@ class Schedule(Policies):
             self.spread_by, self.spread_seconds, self.spread_key or str(self.pk), instant
         )
 
+    @property
+    def has_timetable(self) -> bool:
+        """Return False where it runs only by hand or after another schedule."""
+        return self.kind != self.Kind.MANUAL
+
+    @property
+    def is_in_code(self) -> bool:
+        """Return True while code defines the schedule: people may pause it, and not edit it."""
+        return bool(self.defined_in) and self.left_code_at is None
+
+    @property
+    def waits_for_code(self) -> bool:
+        """Return True where it is paused and nobody touched that since it left the code."""
+        left, since = self.left_code_at, self.state_at
+        return left is not None and (since is None or since <= left)
+
+    @property
+    def is_paused_by_code(self) -> bool:
+        """Return True where leaving the code is what paused it, so that a return resumes it."""
+        is_paused = self.state == self.State.PAUSED
+        return is_paused and self.left_code_at is not None and self.state_at == self.left_code_at
+
     def in_words(self) -> str:
         """Return the rule in words, in the active language; as it is stored where it is invalid."""
         try:
@@ -481,7 +530,7 @@ class Schedule(Policies):
         """Set ``next_run_at`` and ``state`` for a row that is not planned yet; saves nothing.
 
         A row that cannot run becomes ``invalid`` with the reason, one without a further
-        instant ``exhausted``.
+        instant ``exhausted``, unless it never has any.
         """
         problem = self._problem()
         if problem:
@@ -490,7 +539,7 @@ class Schedule(Policies):
         self.next_run_at = self.first_after(after)
         self.planned_zones = tzdata_version()
         self.cron_canonical = self._canonical_text()
-        if self.next_run_at is None:
+        if self.next_run_at is None and self.has_timetable:
             self.state = self.State.EXHAUSTED
             self.state_reason = str(_("No instant of the timetable is left."))
 
@@ -609,7 +658,8 @@ PLANNING_FIELDS = frozenset(
         "state",
     }
 )
-PERSON_FIELDS = (
+# What a person writes in the form, or code defines.
+DEFINED_FIELDS = (
     "key",
     "name",
     "job",
@@ -626,6 +676,11 @@ PERSON_FIELDS = (
     "delivery",
     *POLICY_FIELDS,
     "notes",
+)
+PERSON_FIELDS = (
+    *DEFINED_FIELDS,
+    "defined_in",
+    "left_code_at",
     "state",
     "state_reason",
     "state_by",

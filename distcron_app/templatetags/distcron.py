@@ -219,6 +219,7 @@ def node_label(row: Any) -> str:
 
 register.filter("inert", explanations.inert)
 register.filter("app_frames", explanations.app_frames)
+register.filter("chain_words", explanations.chain_words)
 
 
 def _zone(name: str) -> tzinfo:

@@ -1,6 +1,6 @@
 """The kinds of timetable: values that yield aware UTC instants.
 
-Cron, CalendarInterval, Interval, Once, and Union of any of them. Each answers next,
+Cron, CalendarInterval, Interval, Once, Never, and Union of any of them. Each answers next,
 previous, between, count and does-it-match from the same rule. Pure: no models, no
 settings, no clock. Everything is memoised within fixed bounds and safe to share
 between threads.
@@ -27,6 +27,7 @@ __all__ = [
     "CalendarInterval",
     "Cron",
     "Interval",
+    "Never",
     "Once",
     "Timetable",
     "Union",
@@ -209,6 +210,23 @@ class Once(Timetable):
     def count(self, start: datetime, end: datetime) -> int:
         """Return 1 if start < instant <= end, else 0."""
         return int(as_utc(start) < as_utc(self.at) <= as_utc(end))
+
+
+@dataclass(frozen=True, slots=True)
+class Never(Timetable):
+    """No instant at all: of a schedule that runs by hand or after another one only."""
+
+    def next_after(self, after: datetime) -> datetime | None:
+        """Return None."""
+        return None
+
+    def previous_before(self, before: datetime) -> datetime | None:
+        """Return None."""
+        return None
+
+    def count(self, start: datetime, end: datetime) -> int:
+        """Return 0."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

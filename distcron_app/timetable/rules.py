@@ -40,6 +40,7 @@ from distcron_app.timetable.kinds import (
     CalendarInterval,
     Cron,
     Interval,
+    Never,
     Once,
     Timetable,
     Union,
@@ -68,6 +69,7 @@ __all__ = [
     "Cron",
     "CronFields",
     "Interval",
+    "Never",
     "Once",
     "Plan",
     "Span",
@@ -89,7 +91,7 @@ __all__ = [
     "zone",
 ]
 
-KINDS = ("cron", "calendar", "interval", "once")
+KINDS = ("cron", "calendar", "interval", "once", "manual")
 MAX_INTERVAL_SECONDS = 31_536_000  # 365 days
 MAX_RULES = 20  # of a union
 MAX_CALENDAR_EVERY = {"days": 3660, "weeks": 520, "months": 120}  # ten years
@@ -174,6 +176,8 @@ def build(
             seconds=_checked_seconds(interval_seconds),
             anchor=_checked_instant("interval_anchor", anchor),
         )
+    if kind == "manual":
+        return Never()
     if kind == "once":
         return Once(at=_checked_instant("run_at", run_at))
     if kind not in KINDS:

@@ -17,6 +17,7 @@ from distcron_app.timetable import (
     CalendarInterval,
     Cron,
     Interval,
+    Never,
     Once,
     Timetable,
     Union,
@@ -71,6 +72,8 @@ def describe(timetable: Timetable, *, timezone: str = "UTC") -> str:
         return rhythm(timetable.seconds)
     if isinstance(timetable, Once):
         return _once_sentence(timetable, timezone)
+    if isinstance(timetable, Never):
+        return _("Only by hand or after another schedule")
     if isinstance(timetable, Union):
         return _union_sentence(timetable, timezone)
     if isinstance(timetable, Excluding):

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from distcron_app import timetable as timetables
-from distcron_app.timetable import CalendarInterval, Cron, Timetable
+from distcron_app.timetable import CalendarInterval, Cron, Never, Timetable
 from distcron_app.timetable import grammar as cron_grammar
 from distcron_app.timetable.calendars import Excluding
 from distcron_app.wording.outlines import outline
@@ -119,7 +119,7 @@ def _of_timetable(
             yield from _of_cron(rule.expression)
         elif isinstance(rule, CalendarInterval) and rule.unit == "months":
             yield from _clamped(rule)
-    if after is not None:
+    if after is not None and not isinstance(inner, Never):
         yield from _far_away(timetable, after)
         yield from _overlap(timetable, after, p95)
 

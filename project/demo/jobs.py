@@ -7,7 +7,7 @@ from typing import Literal
 
 from django.utils.translation import gettext_noop
 
-from distcron_app import JobContext, job
+from distcron_app import JobContext, cron, job
 
 logger = logging.getLogger("demo.jobs")
 
@@ -18,6 +18,7 @@ SUMMARIES = (
     gettext_noop("Fail for two runs of three, the same ones each time, to see retries and alerts."),
     gettext_noop("Close the open invoices in one batch."),
     gettext_noop("Greet somebody."),
+    gettext_noop("Say which run of another schedule has failed."),
 )
 GREETINGS = {"en": "Hello", "id": "Halo"}
 
@@ -70,7 +71,15 @@ def invoice_close(batch: int = 100) -> dict[str, int]:
     return {"closed": batch}
 
 
-@job
+@job(
+    schedule=cron(
+        "0 8 * * mon-fri",
+        key="morning-greeting",
+        timezone="Asia/Jakarta",
+        arguments={"name": "Jakarta", "language": "id"},
+        notes="Defined in code, above the job: it can be paused here, and not edited.",
+    )
+)
 def greet(name: str, language: Literal["en", "id"] = "en") -> str:
     """Greet somebody.
 
@@ -81,3 +90,14 @@ def greet(name: str, language: Literal["en", "id"] = "en") -> str:
     greeting = f"{GREETINGS[language]}, {name}!"
     print(greeting)  # noqa: T201 - output is what this job shows
     return greeting
+
+
+@job
+def tell_failure(ctx: JobContext) -> str:
+    """Say which run of another schedule has failed."""
+    parent = ctx.parent
+    text = "Nothing has failed: started by hand."
+    if parent is not None:
+        text = f"Run {parent.run_id} of {parent.schedule_key}: {parent.state}, {parent.reason}"
+    print(text)  # noqa: T201 - output is what this job shows
+    return text

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from distcron_app.instants import database_now
-from distcron_app.models import Schedule
+from distcron_app.models import ChainLink, Schedule
 
 __all__ = ["HEARTBEAT", "SLOW_REPORT", "seed"]
 
@@ -36,6 +36,13 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
         "kind": "interval",
         "interval_seconds": 20,
         "notes": "Fails two times of three.",
+    },
+    "mail-alarm": {
+        "name": "Mail alarm",
+        "job": "project.demo.tell_failure",
+        "kind": "manual",
+        "overlap": "queue_all",
+        "notes": "Has no timetable: it starts when a flaky mail has failed.",
     },
     "overlap": {
         "name": "Longer than its interval",
@@ -80,6 +87,8 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
         "state_by": "demo",
     },
 }
+# From each schedule, after which end, to which one.
+_LINKS = (("flaky-mail", "failed", "mail-alarm"),)
 # What the demo itself relies on; the others stay as a person left them.
 _RESET = (HEARTBEAT, SLOW_REPORT)
 # The failover comes early, and the nodes are up by then.
@@ -88,6 +97,7 @@ _FIRST_AFTER = {SLOW_REPORT: timedelta(seconds=15)}
 
 def seed() -> int:
     """Create the demo schedules, and set back those that the demo relies on; return how many."""
+    known = set(Schedule.objects.values_list("key", flat=True))
     for key, values in _SCHEDULES.items():
         schedule = Schedule.objects.filter(key=key).first()
         if schedule is None:
@@ -103,4 +113,12 @@ def seed() -> int:
             schedule.state = values.get("state", Schedule.State.ACTIVE)
         schedule.full_clean()
         schedule.save()
+    for source, event, target in _LINKS:
+        if target not in known:
+            _link(source, event, target)
     return len(_SCHEDULES)
+
+
+def _link(source: str, event: str, target: str) -> None:
+    ends = Schedule.objects.in_bulk([source, target], field_name="key")
+    ChainLink.objects.create(schedule=ends[source], event=event, follower=ends[target])

@@ -110,7 +110,7 @@ def test_filter_takes_the_id_of_a_schedule_and_of_a_node(admin_client: Client) -
     ("query", "message"),
     [
         ("state=bogus", "“bogus” is not known. Choose one of: queued, claimed, running,"),
-        ("trigger=cron", "“cron” is not known. Choose one of: timetable, manual."),
+        ("trigger=cron", "“cron” is not known. Choose one of: timetable, manual, chain."),
         ("schedule=nope", "No schedule has the key “nope”."),
         ("node=nope", "No node is called “nope”."),
         ("before=abc", "Before: Enter a whole number."),
@@ -195,9 +195,9 @@ def test_pages_of_one_row_stay_within_their_budget(
     target = run(own, "failed", node=node())
     RunOutput.objects.create(run=target, output="x")
     client.force_login(user("siti", *VIEWS, "view_output"))
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         client.get(target.get_absolute_url())
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         client.get(own.get_absolute_url())
 
 

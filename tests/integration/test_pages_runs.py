@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from distcron_app import registry
 from distcron_app.instants import database_now
-from distcron_app.lifecycle.claim import REPLACE_CAUSE
+from distcron_app.lifecycle.overlap import REPLACE_CAUSE
 from distcron_app.models import Attempt, AuditEntry, Run, Schedule
 from tests.integration.pages_rows import VIEWS, node, run, schedule, user
 
@@ -153,6 +153,20 @@ def test_buttons_are_for_those_who_may(
     own = schedule()
     client.force_login(user("siti", *VIEWS, *held))
     assert shown(client, run(own, "running")) | shown(client, run(own, "failed")) == buttons
+
+
+@pytest.mark.parametrize(
+    ("name", "possible", "other"),
+    [("cancel_run", "running", "failed"), ("run_again", "failed", "succeeded")],
+)
+def test_a_run_in_another_state_has_nothing_to_confirm(
+    admin_client: Client, name: str, possible: str, other: str
+) -> None:
+    one = schedule()
+    asks = admin_client.get(path(name, run(one, possible))).text
+    assert 'name="reason"' in asks
+    says = admin_client.get(path(name, run(one, other))).text
+    assert 'name="reason"' not in says
 
 
 @pytest.mark.parametrize(("name", "state"), [("cancel_run", "queued"), ("run_again", "failed")])

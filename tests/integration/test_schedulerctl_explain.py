@@ -87,7 +87,7 @@ class TestARowExists:
 
     def test_a_run_that_waits_is_queued(self) -> None:
         schedule = old_schedule()
-        make_run(schedule, "queued", scheduled_at=NIGHT, owner_token="")
+        make_run(schedule, "queued", scheduled_at=NIGHT, due_at=NIGHT, owner_token="")
 
         answer = asked(schedule)
 

@@ -114,10 +114,14 @@ class TestList:
                     "failing": True,
                     "kind": "cron",
                     "rule": "0 2 * * *",
+                    "defined_in": "",
+                    "left_code_at": None,
                     "timezone": "Asia/Jakarta",
                     "words": "At 02:00 every day",
                     "next_run_at": "2090-01-01T00:00:00Z",
                     "active_run_id": None,
+                    "starts": [],
+                    "started_by": [],
                     "last_outcome": {
                         "run": run.pk,
                         "state": "failed",
@@ -143,7 +147,7 @@ class TestList:
         for number in range(7):
             make_run(make_schedule(f"s{number}"), "succeeded")
 
-        with django_assert_num_queries(5):  # type: ignore[operator]
+        with django_assert_num_queries(6):  # type: ignore[operator]
             ctl("list")
 
     def test_an_escape_sequence_in_a_reason_is_not_sent_to_the_terminal(self) -> None:

@@ -20,6 +20,7 @@ import django; django.setup()
 from django.core.management import call_command
 from distcron_app.models import Schedule
 call_command("migrate", verbosity=0)
+Schedule.objects.all().delete()  # what the demo defines in code
 for key in ("invoice-close", "mail-digest-of-the-whole-company"):
     Schedule(key=key, name=key, job="project.demo.invoice_close", cron="0 2 * * *").save()
 """

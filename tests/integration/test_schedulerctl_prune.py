@@ -220,7 +220,8 @@ Run.objects.bulk_create([
 LEFT = """
 from distcron_app.models import AuditEntry, Run
 import json
-print(json.dumps([Run.objects.count(), [e.after["deleted"] for e in AuditEntry.objects.all()]]))
+pruned = AuditEntry.objects.filter(verb="prune")
+print(json.dumps([Run.objects.count(), [entry.after["deleted"] for entry in pruned]]))
 """
 
 

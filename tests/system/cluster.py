@@ -348,6 +348,7 @@ class Cluster:
             "queue": "default",
             "priority": 0,
             "notes": "",
+            "defined_in": "",
             "state": "active",
             "state_reason": "",
             "state_by": "",

@@ -28,5 +28,6 @@ _FAST: dict[str, Any] = {
     "PROCESSES": 1,
     "THREADS": 4,
     "QUORUM_ALIASES": list(_QUORUM),
+    "SYNC_ON_MIGRATE": False,
 }
 DISTCRON = {**_FAST, **json.loads(os.environ.get("DISTCRON_SYSTEM_CONFIG", "{}"))}

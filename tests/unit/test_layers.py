@@ -14,13 +14,13 @@ from tests.unit.sources import PACKAGE, Source, dotted, sources
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "clock"),
     ("conf", "signals", "timetable", "context", "instants", "capture"),
-    ("arguments", "wakeup", "locks", "wording"),
+    ("arguments", "definitions", "wakeup", "locks", "wording"),
     ("registry", "leases", "lock_checks"),
     ("__init__", "runner", "console", "checks", "builtin_jobs"),
     ("models",),
     ("lifecycle", "nodes", "executors", "audit", "history", "explanations", "migrations"),
     ("explained_instants", "operations", "holdings", "keeper", "dispatch", "filters"),
-    ("maintenance", "forms"),
+    ("maintenance", "forms", "sync"),
     ("scheduler",),
     ("diagnosis",),
     ("admin", "views", "api", "cli", "templatetags", "metrics"),
@@ -101,6 +101,12 @@ def test_the_architecture_page_shows_these_layers() -> None:
 def test_an_import_in_a_function_is_seen() -> None:
     tree = ast.parse("def f():\n    from distcron_app import scheduler\n")
     assert list(imports(Source("errors", "errors", tree))) == ["scheduler"]
+
+
+def test_no_node_syncs_what_code_defines() -> None:
+    """One with older code would undo, when it starts, what newer code asked for."""
+    users = {source.unit for source in sources() if "sync" in imports(source)}
+    assert users - {"sync"} == {"apps", "cli"}
 
 
 def test_croniter_is_used_by_the_time_modules_alone() -> None:

@@ -15,7 +15,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connection, connections, transaction
 
-from distcron_app import JobContext, capture, current_context, job, registry
+from distcron_app import JobContext, ParentRun, capture, current_context, job, registry
 from distcron_app.capture import write
 from distcron_app.errors import LeaseLost
 from distcron_app.runner import Assignment, Outcome, execute
@@ -478,6 +478,22 @@ def test_assignment_survives_the_wire():
     assert Assignment.from_wire(json.loads(json.dumps(given.to_wire()))) == given
 
 
+def test_the_parent_run_survives_the_wire_and_reaches_the_job():
+    parent = ParentRun(
+        run_id=4,
+        attempt=2,
+        schedule_key="load",
+        state="succeeded",
+        reason="",
+        scheduled_at=datetime(2026, 1, 31, tzinfo=UTC),
+        result={"rows": [1, None]},
+    )
+    given = assignment(parent=parent)
+    assert Assignment.from_wire(json.loads(json.dumps(given.to_wire()))) == given
+    assert given.context().parent == parent
+    assert given.context().idempotency_key == "3:after:4:2"
+
+
 def test_outcome_survives_the_wire():
     outcome = run(raising(ValueError("é")))
     assert Outcome.from_wire(json.loads(json.dumps(outcome.to_wire()))) == outcome
@@ -491,6 +507,10 @@ def test_wire_of_another_length_is_refused():
 def demo(demo_name: str, *, run_id: int = 1, **arguments) -> Outcome:
     given = assignment(job=f"project.demo.{demo_name}", run_id=run_id, arguments=arguments)
     return execute(given, context=given.context(), output_limit_bytes=10_000)
+
+
+def test_demo_tell_failure_works_by_hand():
+    assert demo("tell_failure").result == "Nothing has failed: started by hand."
 
 
 def test_demo_greet_speaks_indonesian():

@@ -82,7 +82,7 @@ def test_the_lifecycle_itself_is_seen_to_write() -> None:
         for source in sources()
         if source.unit == "lifecycle" and list(writes(source.tree, "Run"))
     }
-    parts = ("cancel", "claim", "outcome", "pauses", "pruning", "recovery")
+    parts = ("cancel", "chains", "claim", "outcome", "pauses", "pruning", "recovery")
     assert writers == {f"lifecycle.{part}" for part in parts}
 
 

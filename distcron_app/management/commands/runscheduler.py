@@ -23,6 +23,7 @@ from django.utils import formats
 from django.utils.translation import gettext as _
 
 import distcron_app
+from distcron_app.checks import definitions_tolerated
 from distcron_app.clock import Clock
 from distcron_app.conf import Config, get_config
 from distcron_app.console import JsonConsole, TextConsole
@@ -80,6 +81,11 @@ class Command(BaseCommand):
             "--drain-seconds", type=float, help=_("how long a stop waits for running jobs")
         )
         parser.add_argument("--log", choices=["text", "json"], default="text")
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run the system checks; a schedule in code that cannot be used is only a warning."""
+        with definitions_tolerated():
+            super().check(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         config = _config(options)

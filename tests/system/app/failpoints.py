@@ -25,6 +25,8 @@ NAMES = (
     "in_finish",
     "after_finish",
 )
+# Reached only where a run's end starts another schedule: its end is written, that is not.
+IN_CHAIN = "in_chain"
 # Set before the workers are forked, so that a job knows its node.
 NODE_PID = os.getpid()
 
@@ -41,6 +43,8 @@ def install() -> None:
     _wrap(lifecycle, "claim", after="after_claim_commit")
     _wrap(lifecycle, "start", after="after_start")
     _wrap(outcome, "_finish_postgres", after="in_finish")
+    chains = importlib.import_module("distcron_app.lifecycle.chains")
+    _wrap(chains, "_insert", before=IN_CHAIN)
     _wrap(lifecycle, "finish", after="after_finish")
 
 

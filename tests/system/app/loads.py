@@ -25,7 +25,7 @@ from distcron_app.leases import LeaseBook
 from distcron_app.lifecycle import Failure, Finished
 from distcron_app.locks import Level
 from distcron_app.locks.memory import MemoryLockBackend
-from distcron_app.models import Run, Schedule
+from distcron_app.models import Schedule
 from distcron_app.runner import Assignment, execute
 
 PAGE_ROUNDS = 3
@@ -139,7 +139,6 @@ class _Work:
             lifecycle.finish([self._failed(run) for run in runs if run.run_id in started])
             self._leases.let_go([run.run_id for run in runs])
             assert len(started) == BATCH
-        Run.objects.all().delete()
 
     def _failed(self, run: lifecycle.ClaimedRun) -> Finished:
         given = Assignment(

@@ -44,7 +44,7 @@ demo-clean: ## stop the demo and remove .demo
 
 ##@ Check it
 .PHONY: test test-all lint migrations test-unit test-integration test-system test-newest test-browser \
-  test-model
+  test-model test-storm test-scale
 test: $(VENV)/.installed ## everything but the slowest system tests and the browser
 	@$(WITH_SERVICES) $(MAKE) --no-print-directory test-all
 
@@ -71,6 +71,13 @@ test-integration: $(VENV)/.installed ## integration tests on each of DATABASES
 
 test-system: $(VENV)/.installed ## all system tests: real processes, killed and stopped
 	$(WITH_SERVICES) $(PY) $(PYTEST) $(SYSTEM_TESTS)
+
+test-storm: $(VENV)/.installed ## three nodes, 200 kills in five minutes; DISTCRON_STORM_SECONDS=, _KILLS=
+	DISTCRON_STORM_SECONDS=$${DISTCRON_STORM_SECONDS:-300} DISTCRON_STORM_KILLS=$${DISTCRON_STORM_KILLS:-200} \
+	  $(WITH_SERVICES) $(PY) $(PYTEST) -s tests/system/test_storm.py
+
+test-scale: $(VENV)/.installed ## a million runs, 100,000 ticks, 1,000 schedules at one instant
+	DISTCRON_SCALE=1 $(WITH_SERVICES) $(PY) $(PYTEST) -s tests/system/test_scale.py
 
 test-newest: ## unit and integration tests on Django 6, on SQLite
 	@if [ -z "$(NEWEST)" ]; then echo "Django 6 is not tested here: no Python 3.12 or 3.13."; else \

@@ -98,7 +98,8 @@ class RunAdmin(ReadOnly, _RunAdmin):
     )
     list_display_links = ("state_shown",)
     list_filter = ("state", "trigger", "reason")
-    search_fields = ("=schedule_name", "=job")
+    # Without a change of case: for each of a million rows that took most of a second.
+    search_fields = ("schedule_name__exact", "job__exact")
     search_help_text = gettext_lazy("Exact name of a schedule or job")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER

@@ -73,6 +73,9 @@ class _Stop:
     killed_after: float | None = None
 
 
+_TEMPLATE_ENDED = "The template process of the workers ended. Restart the node."
+
+
 class _Link:
     """One worker as the node sees it."""
 
@@ -250,7 +253,7 @@ class ProcessPool:
                 news.extend(self._read_control())
             elif key.fileobj == self._wake_read:
                 os.read(self._wake_read, 4096)
-            else:
+            elif key.data in self._links:  # or its end was told in this very round
                 link: _Link = key.data
                 if mask & selectors.EVENT_WRITE:
                     self._flush(link)
@@ -304,8 +307,14 @@ class ProcessPool:
         ours.setblocking(False)
         link = _Link(ours, kind)
         request = json.dumps({"spawn": kind}).encode() + b"\n"
-        socket.send_fds(self._control, [request], [theirs.fileno()])
-        theirs.close()
+        try:
+            socket.send_fds(self._control, [request], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            self._has_template = False
+            raise PoolBroken(_TEMPLATE_ENDED) from error
+        finally:
+            theirs.close()
         self._links.append(link)
         self._unnamed.append(link)
         self._selector.register(ours, selectors.EVENT_READ, link)
@@ -475,11 +484,11 @@ class ProcessPool:
     def _read_control(self) -> list[News]:
         try:
             data = self._control.recv(65536)
-        except ConnectionResetError:  # it ended without having read what was sent to it
-            data = b""
+        except ConnectionError:
+            data = b""  # it ended without reading what was sent to it
         if not data:
             self._has_template = False
-            raise PoolBroken("The template process of the workers ended. Restart the node.")
+            raise PoolBroken(_TEMPLATE_ENDED)
         *lines, self._control_buffer = (self._control_buffer + data).split(b"\n")
         news: list[News] = []
         for line in lines:

@@ -155,7 +155,7 @@ class Worker:
         return assignment
 
     def _progressed(self, run_id: int, percent: float, message: str) -> None:
-        self._news.put(["progress", run_id, percent, message])
+        self._news.put(["progress", run_id, percent, capture.clean_text(message)])
 
     def _execute(self, link: socket.socket) -> None:
         while (assignment := self._work.get()) is not None:

@@ -17,7 +17,7 @@ from django.db.models import Count, Exists, F, Min, OuterRef, Q
 
 from distcron_app.context import ParentRun
 from distcron_app.instants import database_now
-from distcron_app.lifecycle.overlap import OpenRuns, Scope, fate, in_scope, replace
+from distcron_app.lifecycle.overlap import Fate, OpenRuns, Scope, fate, in_scope, replace
 from distcron_app.models import ChainLink, ChainStart, Run, Schedule
 
 __all__ = ["MAX_CHAIN_DEPTH", "event_of", "follow", "parents_of", "waits_for"]
@@ -177,7 +177,7 @@ class _Step:
         self._now = now
         self.taken: list[_Wanted] = []
         self.rows: list[Run] = []
-        self.replaced: dict[Scope, OpenRuns] = {}
+        self.replaced: dict[Scope, tuple[Fate, OpenRuns]] = {}
 
     def add(self, wanted: _Wanted) -> None:
         schedule = self._followers.get(wanted.follower_id)
@@ -215,7 +215,8 @@ class _Step:
 
     def _replace(self, scope: Scope, beside: OpenRuns) -> None:
         active = self._active.get(scope.schedule_id)
-        self.replaced.setdefault(scope, dataclasses.replace(beside, blocked_by=active))
+        in_the_way = dataclasses.replace(beside, blocked_by=active)
+        self.replaced.setdefault(scope, ("queue", in_the_way))
         for row in self.rows:
             if row.schedule_id == scope.schedule_id and row.state == Run.State.QUEUED:
                 _skip(row, Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by, "replaced": True})

@@ -132,19 +132,20 @@ def claim_queued(owner_tokens: Mapping[int, str], node_id: UUID) -> Claimed:
             if run.is_undecided and schedule.state == Schedule.State.PAUSED:
                 _skip(run, Run.Reason.PAUSED, None, now)
                 decided.append(run)
-            elif run.waits_in_backfill and not in_turn(
+                continue
+            if run.waits_in_backfill and not in_turn(
                 backfills[run.backfill_id or 0], beside, own.get(run.backfill_id or 0, 0)
             ):
                 continue
-            elif fated == "start":
+            if run.is_held_back and schedule.overlap == Schedule.Overlap.REPLACE:
+                ended += replace({_scope_of(run): (fated, beside)}, told=_followed(schedules))
+            if fated == "start":
                 won.append(run)
                 _count_in(opened, run)
                 own[run.backfill_id or 0] = own.get(run.backfill_id or 0, 0) + 1
             elif run.is_held_back and fated == "queue":
                 run.reason, run.details = Run.Reason.OVERLAP, {"blocked_by": beside.blocked_by}
                 decided.append(run)
-                if schedule.overlap == Schedule.Overlap.REPLACE:
-                    ended += replace({_scope_of(run): beside}, told=_followed(schedules))
             elif run.is_held_back:
                 _skip(run, Run.Reason.OVERLAP, _overlap_details(beside), now)
                 decided.append(run)
@@ -393,11 +394,14 @@ WITH scopes AS (
          count(*) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS active,
          count(*) FILTER (WHERE r.backfill_id IS NOT NULL
                                 AND (r.state <> 'queued' OR r.attempt > 0)) AS backfilling,
-         min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0) AS blocked_by,
-         -- What a person queued takes no place in the schedule's queue.
-         count(*) FILTER (WHERE r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
-                                AND r."trigger" IN ('timetable', 'chain')) AS waiting
+         -- Where only the queue is in the way, its first.
+         coalesce(min(r.id) FILTER (WHERE r.state <> 'queued' OR r.attempt > 0),
+                  min(r.id) FILTER (WHERE w.waits)) AS blocked_by,
+         count(*) FILTER (WHERE w.waits) AS waiting
   FROM beside r
+  -- What a person queued takes no place in the schedule's queue.
+  CROSS JOIN LATERAL (SELECT r.state = 'queued' AND r.attempt = 0 AND r.reason = 'overlap'
+                             AND r."trigger" IN ('timetable', 'chain') AS waits) w
   GROUP BY r.schedule_id
 ), fates AS (
   -- As overlap.fate().
@@ -418,7 +422,8 @@ WITH scopes AS (
   SELECT p.id, s.runs_planned + p.counts AS runs_planned,
          CASE WHEN s.runs_planned + p.counts >= s.max_runs THEN NULL
               ELSE p.next_run_at END AS next_run_at,
-         p.runs AND NOT p.spread AND s.overlap = 'replace' AND p.fate = 'queue' AS replaces
+         p.runs AND NOT p.spread AND s.overlap = 'replace' AS replaces,
+         p.fate = 'queue' AS asks
   FROM (
     SELECT p.id, p.next_run_at, p.runs, p.spread, f.fate,
            -- Nothing is decided where this is false.
@@ -435,7 +440,8 @@ WITH scopes AS (
   -- As overlap.replace().
   UPDATE distcron_run r
   SET state = 'skipped', reason = 'overlap', finished_at = statement_timestamp(),
-      details = jsonb_build_object('blocked_by', f.blocked_by, 'replaced', true)
+      details = jsonb_build_object('blocked_by', CASE WHEN f.active > 0 THEN f.blocked_by END,
+                                   'replaced', true)
   FROM p JOIN fates f ON f.id = p.id JOIN beside b ON b.schedule_id = p.id
   WHERE p.replaces AND r.id = b.id AND r.state = 'queued' AND r.attempt = 0
     AND (r.reason = 'overlap' AND r."trigger" IN ('timetable', 'chain')
@@ -445,7 +451,7 @@ WITH scopes AS (
   UPDATE distcron_run r
   SET cancel_requested_at = statement_timestamp(), cancel_cause = %(replace_cause)s
   FROM p JOIN beside b ON b.schedule_id = p.id
-  WHERE p.replaces AND r.id = b.id
+  WHERE p.replaces AND p.asks AND r.id = b.id
     AND r.state IN ('claimed', 'running') AND r.cancel_requested_at IS NULL
     AND r.backfill_id IS NULL
 ), moved AS (
@@ -668,12 +674,9 @@ def _claim_portable(decisions: Sequence[Decision], node_id: UUID) -> Claimed:
     followed = _followed(schedules)
     replaced = replace(
         {
-            scopes[decision.schedule_id]: runs[decision.schedule_id]
-            for decision in kept
-            if decision.run_at is not None
-            and not decision.is_held_back
-            and schedules[decision.schedule_id].overlap == Schedule.Overlap.REPLACE
-            and fates[decision.schedule_id] == "queue"
+            scopes[pk]: (fates[pk], runs[pk])
+            for pk in (each.schedule_id for each in kept if each.run_at and not each.is_held_back)
+            if schedules[pk].overlap == Schedule.Overlap.REPLACE
         },
         told=followed,
     )

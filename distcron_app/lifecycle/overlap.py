@@ -56,10 +56,11 @@ class Scope(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRuns:
-    """The open runs of a scope: ``active`` ones, the first of them, and ``waiting`` ones.
+    """The open runs of a scope: ``active`` and ``waiting`` ones, and which is in the way.
 
     ``executing`` are the active ones that a node has: claimed or running. ``backfilling`` of
-    the active ones belong to a backfill; those that wait in one are left out.
+    the active ones belong to a backfill; those that wait in one are left out. ``blocked_by``
+    is the first active run, or the first of the queue where none is active.
     """
 
     active: int = 0
@@ -85,13 +86,13 @@ def fate(
     before = runs.executing if has_begun else runs.active
     if limit is None or (before < limit and not overtakes):
         return "start"
-    places = {
+    places: dict[str, int] = {
         Schedule.Overlap.QUEUE_ONE: 1,
         Schedule.Overlap.QUEUE_ALL: schedule.max_queued,
         # It takes the place of whatever waits.
         Schedule.Overlap.REPLACE: runs.waiting + 1,
     }
-    own_places = places.get(Schedule.Overlap(schedule.overlap), 0)
+    own_places = places.get(schedule.overlap, 0)
     if runs.active - runs.backfilling - has_begun < limit:
         own_places = max(own_places, 1)
     return "queue" if runs.waiting < own_places else "skip"
@@ -111,7 +112,7 @@ def open_runs(scopes: Collection[Scope]) -> dict[Scope, OpenRuns]:
     shared = _counted("concurrency_key", keys) if keys else {}
     return {
         scope: _together(
-            each.runs
+            each
             for each in (
                 *(row for row in own.get(scope.schedule_id, ()) if not (scope.key and row.key)),
                 *(shared.get(scope.key, ()) if scope.key else ()),
@@ -131,21 +132,27 @@ def in_scope(scope: Scope) -> RunQuerySet:
     return Run.objects.open().annotate(exactly=MD5("concurrency_key")).filter(own)
 
 
-def _together(runs: Iterable[OpenRuns]) -> OpenRuns:
-    each = list(runs)
-    first = [found.blocked_by for found in each if found.blocked_by is not None]
+class _Counted(NamedTuple):
+    key: str
+    active: int
+    executing: int
+    backfilling: int
+    first: int | None
+    waiting: int
+    first_waiting: int | None
+
+
+def _together(counted: Iterable[_Counted]) -> OpenRuns:
+    each = list(counted)
+    first = [found.first for found in each if found.first is not None]
+    behind = [found.first_waiting for found in each if found.first_waiting is not None]
     return OpenRuns(
         active=sum(found.active for found in each),
         executing=sum(found.executing for found in each),
         backfilling=sum(found.backfilling for found in each),
-        blocked_by=min(first, default=None),
+        blocked_by=min(first or behind, default=None),
         waiting=sum(found.waiting for found in each),
     )
-
-
-class _Counted(NamedTuple):
-    key: str
-    runs: OpenRuns
 
 
 def _counted(column: str, values: Collection[Any]) -> dict[Any, list[_Counted]]:
@@ -166,33 +173,28 @@ def _counted(column: str, values: Collection[Any]) -> dict[Any, list[_Counted]]:
             backfilling=models.Count("id", filter=is_active & models.Q(backfill__isnull=False)),
             first=models.Min("id", filter=is_active),
             waiting=models.Count("id", filter=_IN_QUEUE),
+            first_waiting=models.Min("id", filter=_IN_QUEUE),
         )
     )
     found: dict[Any, list[_Counted]] = {}
     for schedule_id, key, _exactly, *counts in rows:
-        active, executing, backfilling, first, waiting = counts
-        runs = OpenRuns(
-            active=active,
-            executing=executing,
-            backfilling=backfilling,
-            blocked_by=first,
-            waiting=waiting,
-        )
         name = schedule_id if column == "schedule_id" else key
-        found.setdefault(name, []).append(_Counted(key, runs))
+        found.setdefault(name, []).append(_Counted(key, *counts))
     return found
 
 
-def replace(blocked: Mapping[Scope, OpenRuns], *, told: Collection[int]) -> list[int]:
-    """Ask the active runs of these scopes to stop, and skip what waits behind them.
+def replace(
+    overlapped: Mapping[Scope, tuple[Fate, OpenRuns]], *, told: Collection[int]
+) -> list[int]:
+    """Skip what waits in these scopes, and ask active runs to stop that are in the way.
 
     What a person queued is kept, and so is a backfill: a newer occurrence does not stand for
     it. Return the runs that are skipped now where somebody may wait for their end: of the
     schedules in ``told``, and of all in a scope with a key.
     """
-    now = database_now() if blocked else None
+    now = database_now() if overlapped else None
     skipped: list[int] = []
-    for scope, runs in blocked.items():
+    for scope, (fated, runs) in overlapped.items():
         beside = in_scope(scope)
         # Or another schedule started it, and no node has claimed it yet.
         started = models.Q(reason=Run.Reason.NONE, trigger=Run.Trigger.CHAIN)
@@ -203,9 +205,10 @@ def replace(blocked: Mapping[Scope, OpenRuns], *, told: Collection[int]) -> list
             state=Run.State.SKIPPED,
             reason=Run.Reason.OVERLAP,
             finished_at=now,
-            details={"blocked_by": runs.blocked_by, "replaced": True},
+            details={"blocked_by": runs.blocked_by if runs.active else None, "replaced": True},
         )
-        beside.filter(state__in=Run.ACTIVE_STATES, cancel_requested_at=None, backfill=None).update(
-            cancel_requested_at=now, cancel_cause=REPLACE_CAUSE
-        )
+        if fated == "queue":
+            beside.filter(
+                state__in=Run.ACTIVE_STATES, cancel_requested_at=None, backfill=None
+            ).update(cancel_requested_at=now, cancel_cause=REPLACE_CAUSE)
     return skipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import random
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -11,6 +12,8 @@ from distcron_app.errors import GiveUp
 from distcron_app.models import Schedule
 
 __all__ = ["RetryPolicy", "Verdict", "decide", "retry_policy"]
+
+logger = logging.getLogger("distcron.lifecycle")
 
 # A backoff that doubles reaches any limit by then; larger powers overflow.
 _MOST_DOUBLINGS = 40
@@ -48,11 +51,25 @@ class Verdict:
 
 
 def retry_policy(schedule: Schedule) -> RetryPolicy:
-    """Return the retry policy of a schedule, which ``Schedule.clean`` has checked."""
+    """Return the retry policy of a schedule.
+
+    One whose pauses were changed past the model to what cannot be read has no further
+    attempt.
+    """
+    attempts = schedule.max_attempts
+    try:
+        delays = schedule.delays()
+    except ValueError:
+        attempts, delays = 1, (0.0,)
+        logger.warning(
+            "retry_policy_unreadable schedule=%s backoff_delays=%.40r",
+            schedule.key,
+            schedule.backoff_delays,
+        )
     return RetryPolicy(
-        max_attempts=schedule.max_attempts,
+        max_attempts=attempts,
         backoff=schedule.backoff,
-        delays=schedule.delays(),
+        delays=delays,
         longest=schedule.backoff_longest_seconds,
         jitter=schedule.backoff_jitter,
         retry_on=frozenset(schedule.retry_on.split()),

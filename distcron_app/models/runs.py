@@ -115,11 +115,13 @@ class RunQuerySet(models.QuerySet["Run"]):
             models.When(concurrency_key="", then=_count(of_schedule, "schedule")),
             default=_count(of_scope, "concurrency_key"),
         )
-        # Runs between attempts alone are as many as may be active. Counted once for all rows:
-        # for each row it would take the square of a long queue.
-        between = Run.objects.filter(state=Run.State.QUEUED, attempt__gt=0).order_by()
-        schedules = _full(between.annotate(of=Coalesce("schedule_id", 0)), limit)
-        scopes = _full(between.exclude(concurrency_key="").annotate(of=exactly), limit)
+        # With the runs between attempts as many as may be active. Counted once for all rows:
+        # for each row it would take the square of a long queue. Schedules of one scope may
+        # have limits of their own, so there the runs between attempts count by themselves.
+        active = Run.objects.active().order_by()
+        schedules = _full(active.annotate(of=Coalesce("schedule_id", 0)), limit)
+        between = active.filter(state=Run.State.QUEUED).exclude(concurrency_key="")
+        scopes = _full(between.annotate(of=exactly), limit)
         is_alone = Q(concurrency_key="")
         is_crowded = Q(is_alone, schedule__in=schedules) | Q(~is_alone, exactly__in=scopes)
         has_place = Q(attempt__gt=0) | ~is_crowded

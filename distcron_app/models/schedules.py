@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Collection, Mapping
 from datetime import datetime, time, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from django.core.exceptions import ValidationError
 from django.db import Error, models, transaction
 from django.db.models import F, Q
 from django.urls import reverse
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from distcron_app import registry, wakeup
@@ -46,6 +48,8 @@ __all__ = [
     "ScheduleQuerySet",
     "timetable_of",
 ]
+
+logger = logging.getLogger("distcron.models")
 
 MAX_CRON_LINES = 10
 MAX_CRON_TEXT = MAX_CRON_LINES * (MAX_TEXT + 2)  # with line ends as browsers send them
@@ -458,14 +462,12 @@ class Schedule(Policies):
                 message if parameter == registry.WHOLE else f"{parameter}: {message}"
                 for parameter, message in error.problems.items()
             ]
-        if self.spread_seconds > MAX_OFFSET_SECONDS:
-            problems["spread_seconds"] = [_("At most 86,400 seconds, one day.")]
         if self.max_runs is not None and self.max_runs < max(1, self.runs_planned):
             message = _("Must be at least 1, and not less than the %(count)d runs so far.")
             problems["max_runs"] = [message % {"count": self.runs_planned}]
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             problems["ends_at"] = [_("Must be later than “not before”.")]
-        problems |= self._delivery_problems() | self.policy_problems()
+        problems |= self._delivery_problems() | self._wrong_values()
         if problems:
             raise ValidationError(problems)
 
@@ -594,12 +596,39 @@ class Schedule(Policies):
         return "\n".join(canonical(line) for line in self.cron.splitlines() if line.strip())
 
     def _problem(self) -> str:
+        """Return what keeps the row from running, or "": it may have come past ``clean``."""
         try:
             self.timetable()
             registry.get(self.job).check(self.arguments)
         except (TimetableError, UnknownJob, InvalidArguments) as error:
             return str(error)[:500]
-        return level_problem(self.lock_level)
+        except Exception:
+            # The job's own check is foreign code; its runs fail with the traceback.
+            logger.exception("check_failed schedule=%s job=%s", self.key, self.job)
+        problem = level_problem(self.lock_level) or self._wrong_choice() or self._wrong_value()
+        return problem[:500]
+
+    def _wrong_choice(self) -> str:
+        message = _("%(field)s %(value).40r: not known. Choose one of %(allowed)s.")
+        for field in self._meta.concrete_fields:
+            allowed = [value for value, _label in field.flatchoices]
+            value = getattr(self, field.attname)
+            if allowed and value not in allowed:
+                return message % (_facts(field, value) | {"allowed": ", ".join(allowed)})
+        return ""
+
+    def _wrong_values(self) -> dict[str, list[Any]]:
+        problems = self.policy_problems()
+        if self.spread_seconds > MAX_OFFSET_SECONDS:
+            problems["spread_seconds"] = [_("At most 86,400 seconds, one day.")]
+        return problems
+
+    def _wrong_value(self) -> str:
+        message = _("%(field)s %(value).40r: %(problem)s")
+        for name, problems in self._wrong_values().items():
+            field = self._meta.get_field(name)
+            return message % (_facts(field, getattr(self, name)) | {"problem": problems[0]})
+        return ""
 
     def _planning_values(self) -> dict[str, Any]:
         return {name: self.__dict__.get(name) for name in PLANNING_FIELDS}
@@ -719,6 +748,10 @@ PLAN_FIELDS = frozenset(
 )
 # Where timetable.build names a parameter that is two columns here.
 _FIELD_OF = {"calendar_start": "calendar_date", "spread": "spread_by"}
+
+
+def _facts(field: Any, value: Any) -> dict[str, Any]:
+    return {"field": capfirst(field.verbose_name), "value": value}
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:

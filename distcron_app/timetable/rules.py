@@ -221,8 +221,8 @@ def first_after(
     """
     if max_runs is not None and runs_so_far >= max_runs:
         return None
-    if starts_at is not None:
-        after = max(as_utc(after), as_utc(starts_at) - MICROSECOND)
+    if starts_at is not None and as_utc(starts_at) > as_utc(after):
+        after = as_utc(starts_at) - MICROSECOND
     instant = timetable.next_after(after)
     if instant is None or (ends_at is not None and instant > as_utc(ends_at)):
         return None

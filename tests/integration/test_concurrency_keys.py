@@ -257,7 +257,10 @@ def _beside(schedule: Schedule, rows: list[Run]) -> OpenRuns:
         if (run.state, run.attempt, run.reason, run.trigger)
         == ("queued", 0, "overlap", "timetable")
     ]
-    return OpenRuns(active=len(active), blocked_by=min(active, default=None), waiting=len(waiting))
+    in_the_way = active or [run.pk for run in waiting]
+    return OpenRuns(
+        active=len(active), blocked_by=min(in_the_way, default=None), waiting=len(waiting)
+    )
 
 
 class TestQueued:

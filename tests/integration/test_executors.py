@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -172,6 +173,12 @@ def test_progress_is_told_while_the_job_runs(pool: ProcessPool) -> None:
     collect(pool, lambda seen: bool(ended(seen)))
 
 
+def test_a_message_that_no_database_keeps_arrives_as_one_that_it_does(pool: ProcessPool) -> None:
+    pool.submit([assignment(1, "tests.report", text="🚀")])
+    told, *_ = collect(pool, lambda seen: bool(ended(seen)))
+    assert told == Progressed(1, 100.0, "🚀\ufffd\ufffd")
+
+
 def test_a_killed_worker_is_reported_with_its_runs_and_replaced(pool: ProcessPool) -> None:
     pool.submit([assignment(7, "tests.kill_own_process")])
     news = collect(pool, lambda seen: any(isinstance(item, Died) for item in seen))
@@ -180,6 +187,34 @@ def test_a_killed_worker_is_reported_with_its_runs_and_replaced(pool: ProcessPoo
     assert "signal 9" in death.cause
     pool.submit(assignment(number, text="again") for number in range(20))
     assert len(ended(collect(pool, lambda seen: len(ended(seen)) == 20))) == 20
+
+
+def test_a_worker_s_end_may_be_told_before_its_socket_is_read(
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect(pool, lambda _: all(link.pid for link in pool._links))
+    select = pool._selector.select
+
+    def both_at_once(seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+        wait_for(lambda: len(select(0)) == 2, timeout=20, what="the two ends")
+        return sorted(select(0), key=lambda each: each[0].fileobj is not pool._control)
+
+    pool.submit([assignment(7, "tests.kill_own_process")])
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._selector, "select", both_at_once)
+        (death,) = pool.poll(1)
+    assert isinstance(death, Died) and death.run_ids == (7,)
+    pool.submit([assignment(8, text="again")])
+    assert 8 in ended(collect(pool, lambda seen: bool(ended(seen))))
+
+
+def test_a_pool_whose_template_left_requests_unread_is_broken(pool: ProcessPool) -> None:
+    collect(pool, lambda _: all(link.pid for link in pool._links))
+    os.kill(pool._template_pid, signal.SIGSTOP)
+    pool._spawn("shared")
+    os.kill(pool._template_pid, signal.SIGKILL)
+    with pytest.raises(PoolBroken):
+        collect(pool, lambda _: False)
 
 
 def test_a_worker_that_exits_by_itself_is_reported_with_its_code(pool: ProcessPool) -> None:

@@ -40,6 +40,7 @@ CELLS = [
     ("replace", None, 100, 0, 0, "claimed"),
     ("replace", None, 100, 1, 0, "queued"),
     ("replace", None, 100, 1, 1, "queued"),
+    ("replace", None, 100, 0, 1, "claimed"),
     ("allow", None, 100, 5, 0, "claimed"),
     ("allow", 3, 100, 2, 0, "claimed"),
     ("allow", 3, 100, 3, 0, "skipped"),
@@ -73,8 +74,7 @@ def claim(schedule: Schedule, node: Node, **values: Any) -> lifecycle.Claimed:
 
 def occupy(schedule: Schedule, active: int, waiting: int) -> list[Run]:
     runs = [make_run(schedule=schedule, state="running", attempt=1) for _ in range(active)]
-    for _ in range(waiting):
-        make_run(schedule=schedule, state="queued", reason="overlap")
+    runs += [make_run(schedule=schedule, state="queued", reason="overlap") for _ in range(waiting)]
     return runs
 
 
@@ -90,7 +90,7 @@ def test_each_cell_of_the_table(
     assert run.reason == ("" if state == "claimed" else "overlap")
     if state != "claimed":
         assert isinstance(run.details, dict)
-        assert run.details["blocked_by"] == (blocking[0].pk if blocking else None)
+        assert run.details["blocked_by"] == blocking[0].pk
 
 
 @pytest.mark.parametrize(("policy", "most", "places", "active", "waiting", "state"), CELLS)
@@ -124,10 +124,27 @@ def test_a_run_that_waits_is_claimed_when_the_active_one_has_ended() -> None:
     assert run.scheduled_at == schedule.next_run_at
 
 
+@pytest.mark.parametrize("most", [None, 2])
+def test_the_next_attempt_of_a_run_goes_before_what_waits_for_that_run(most: int | None) -> None:
+    """What waits is due before: where it went first, neither would ever start."""
+    schedule = due(overlap="queue_all", max_active=most)
+    now = database_now()
+    for _ in range((most or 1) - 1):
+        make_run(schedule=schedule, state="running")
+    waiting = make_run(schedule=schedule, state="queued", reason="overlap")
+    retry = make_run(schedule=schedule, state="queued", reason="retry", attempt=1)
+    Run.objects.filter(pk=waiting.pk).update(due_at=now - timedelta(seconds=9))
+    Run.objects.filter(pk=retry.pk).update(due_at=now + timedelta(seconds=9))
+    assert list(Run.objects.queued_due().startable()) == []
+    Run.objects.filter(pk=retry.pk).update(due_at=now - timedelta(seconds=1))
+    assert list(Run.objects.queued_due().startable()) == [retry]
+    Run.objects.filter(pk=retry.pk).update(state="failed")
+    assert list(Run.objects.queued_due().startable()) == [waiting]
+
+
 def test_replace_asks_the_active_run_to_stop_and_skips_what_waited() -> None:
     schedule = due(overlap="replace")
-    (active,) = occupy(schedule, 1, 1)
-    older = Run.objects.get(state="queued")
+    active, older = occupy(schedule, 1, 1)
     claim(schedule, make_node())
     active.refresh_from_db()
     assert active.state == "running"
@@ -137,6 +154,29 @@ def test_replace_asks_the_active_run_to_stop_and_skips_what_waited() -> None:
     assert (older.state, older.details) == ("skipped", {"blocked_by": active.pk, "replaced": True})
     newest = Run.objects.get(state="queued")
     assert newest.scheduled_at == schedule.next_run_at
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_what_waits_is_replaced_by_a_newer_one_that_need_not_wait(is_spread: bool) -> None:
+    """Or it would run after the newer one."""
+    node = make_node()
+    schedule = due(overlap="replace")
+    (older,) = occupy(schedule, 0, 1)
+    if is_spread:
+        now = database_now()
+        newer = make_run(
+            schedule=schedule,
+            state="queued",
+            scheduled_at=now - timedelta(seconds=60),
+            due_at=now - timedelta(seconds=1),
+        )
+        (run,) = lifecycle.claim_queued({newer.pk: new_owner_token()}, node.pk).runs
+    else:
+        (run,) = claim(schedule, node).runs
+    assert run.run_id != older.pk
+    older.refresh_from_db()
+    assert (older.state, older.reason) == ("skipped", "overlap")
+    assert older.details == {"blocked_by": None, "replaced": True}
 
 
 @pytest.mark.parametrize("policy", ["replace", "queue_one"])
@@ -152,7 +192,7 @@ def test_what_a_person_queued_is_kept_and_takes_no_place(policy: str) -> None:
 
 def test_a_full_queue_is_named_on_the_row_that_found_it_full() -> None:
     schedule = due(overlap="queue_all", max_queued=2)
-    (active,) = occupy(schedule, 1, 2)
+    active, *_ = occupy(schedule, 1, 2)
     (skipped,) = claim(schedule, make_node()).skipped
     assert skipped.details == {"blocked_by": active.pk, "waiting": 2}
 

@@ -23,6 +23,7 @@ from distcron_app.instants import database_now
 from distcron_app.lifecycle import Decision
 from distcron_app.models import AuditEntry, Run, Schedule, schedules
 from tests.factories import make_node, make_run, make_schedule, make_user
+from tests.integration.schedulerctl_builders import ctl
 
 pytestmark = pytest.mark.django_db
 
@@ -94,6 +95,7 @@ def adopt() -> None:
 
 
 def test_op_01_a_new_time_does_not_rerun_the_day(editor: Client, set_clock: SetClock) -> None:
+    """OP-01."""
     set_clock("2026-12-01 16:00:00")
     schedule = make_schedule(cron="33 16 * * *", timezone="UTC")
     make_run(schedule=schedule, scheduled_at=datetime(2026, 12, 1, 16, 33, tzinfo=UTC))
@@ -105,6 +107,7 @@ def test_op_01_a_new_time_does_not_rerun_the_day(editor: Client, set_clock: SetC
 def test_op_03_an_edit_brings_no_instant_of_neither_rule(
     editor: Client, set_clock: SetClock
 ) -> None:
+    """OP-03."""
     # Tuesday 21:00 has run; the edit comes on Friday 02:10.
     set_clock("2026-12-01 12:00:00")
     schedule = make_schedule(cron="0 21 * * tue,fri", timezone="UTC")
@@ -117,6 +120,7 @@ def test_op_03_an_edit_brings_no_instant_of_neither_rule(
 def test_op_05_a_new_zone_decides_alone_from_the_edit_on(
     editor: Client, set_clock: SetClock
 ) -> None:
+    """OP-05."""
     # 08:00 in Berlin, an hour before the old rule's instant.
     set_clock("2026-12-02 07:00:00")
     schedule = make_schedule(cron="0 9 * * *", timezone="Europe/Berlin")
@@ -128,6 +132,7 @@ def test_op_05_a_new_zone_decides_alone_from_the_edit_on(
 def test_op_05_list_page_and_form_show_the_instant_of_the_runner(
     editor: Client, set_clock: SetClock
 ) -> None:
+    """OP-05."""
     set_clock("2096-12-02 07:00:00")
     schedule = make_schedule(cron="0 9 * * *", timezone="America/New_York")
     shown = "Sun 2 Dec 2096 09:00 EST"
@@ -165,16 +170,17 @@ def by_save(client: Client, schedule: Schedule) -> None:
     row.save()
 
 
-def by_operation(client: Client, schedule: Schedule) -> None:
-    operations.resume([schedule], actor="siti", via="cli")
+def by_command(client: Client, schedule: Schedule) -> None:
+    assert ctl("resume", schedule.key).code == 0
 
 
 @pytest.mark.parametrize(
-    "resume", [by_form, by_list_action, by_queryset_update, by_save, by_operation]
+    "resume", [by_form, by_list_action, by_queryset_update, by_save, by_command]
 )
 def test_op_07_every_way_to_resume_goes_on_with_the_next_slot(
     editor: Client, set_clock: SetClock, resume: Callable[[Client, Schedule], None]
 ) -> None:
+    """OP-07: by form, list action, queryset, model and command line alike."""
     set_clock("2026-12-01 00:55:00")
     schedule = make_schedule(cron="0 * * * *", timezone="UTC")
     operations.pause([schedule], reason="release", actor="siti", via="cli")
@@ -206,6 +212,7 @@ def decision(schedule: Schedule) -> Decision:
 
 
 def test_op_09_a_claim_that_was_planned_before_the_pause_gets_nothing() -> None:
+    """OP-09."""
     schedule = make_schedule()
     planned = decision(schedule)
     operations.pause([schedule], reason="stop", actor="siti", via="admin")
@@ -214,6 +221,7 @@ def test_op_09_a_claim_that_was_planned_before_the_pause_gets_nothing() -> None:
 
 
 def test_op_09_a_claim_that_was_planned_before_an_edit_gets_nothing() -> None:
+    """OP-09."""
     schedule = make_schedule()
     planned = decision(schedule)
     row = Schedule.objects.get()
@@ -230,6 +238,7 @@ def test_op_09_the_same_claim_wins_where_nobody_edited() -> None:
 
 @override_settings(TIME_ZONE="Asia/Shanghai")
 def test_op_11_a_new_schedule_has_the_project_s_zone(editor: Client) -> None:
+    """OP-11."""
     page = editor.get(reverse("admin:distcron_schedule_add")).text
     assert 'value="Asia/Shanghai"' in page
     blank = typed(make_schedule(key="old"), key="new", timezone="Asia/Shanghai")
@@ -240,6 +249,7 @@ def test_op_11_a_new_schedule_has_the_project_s_zone(editor: Client) -> None:
 
 
 def test_op_59_an_edit_survives_a_tick_that_passes_meanwhile(editor: Client) -> None:
+    """OP-59."""
     schedule = make_schedule()
     sent = typed(schedule, cron="0 4 * * *")
     assert len(lifecycle.claim([decision(schedule)], make_node().pk).runs) == 1
@@ -250,6 +260,7 @@ def test_op_59_an_edit_survives_a_tick_that_passes_meanwhile(editor: Client) -> 
 
 
 def test_op_59_a_tick_that_passes_meanwhile_survives_an_edit_of_the_notes(editor: Client) -> None:
+    """OP-59."""
     schedule = make_schedule()
     sent = typed(schedule, notes="new")
     planned = decision(schedule)
@@ -261,6 +272,7 @@ def test_op_59_a_tick_that_passes_meanwhile_survives_an_edit_of_the_notes(editor
 
 
 def test_op_59_a_stale_form_is_refused_and_names_both_values(editor: Client) -> None:
+    """OP-59."""
     schedule = make_schedule(name="Report")
     sent = typed(schedule, name="Mine", cron="0 7 * * *")
     row = Schedule.objects.get()
@@ -364,6 +376,7 @@ def test_a_form_without_a_version_is_refused(editor: Client) -> None:
 
 
 def test_op_70_bad_rows_are_shown_as_invalid_and_good_ones_go_on(editor: Client) -> None:
+    """OP-70: in the admin."""
     bad = {
         "never": {"cron": "0 0 31 2 *"},
         "nowhere": {"timezone": "Mars/Phobos"},

@@ -454,6 +454,7 @@ class TestStatus:
         }
 
     def test_no_node_overdue_and_lost_are_problems(self) -> None:
+        """OP-52."""
         schedule = make_schedule()
         make_run(schedule, "lost")
         Schedule.objects.filter(pk=schedule.pk).update(next_run_at="2020-01-01T00:00:00Z")

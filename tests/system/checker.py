@@ -9,7 +9,6 @@ rule that was broken, and an empty list for a history that is as promised.
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -29,15 +28,21 @@ __all__ = [
 FINAL = frozenset({"succeeded", "failed", "cancelled", "skipped", "lost"})
 OPEN = frozenset({"queued", "claimed", "running"})
 SPAN_REASONS = frozenset({"misfire", "coalesced", "paused"})
+# Why an attempt ended without its job having ended; after any other reason it was a retry.
+CRASHES = frozenset({"node_died", "worker_died", "shutdown", "lease_lost", "released"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The instants of one schedule that were due while it was watched."""
+    """The instants of one schedule that were due while it was watched.
+
+    ``at_once`` is how many of its runs may be active at a time; None means any number.
+    """
 
     schedule_id: int
     delivery: str
-    instants: tuple[datetime, ...]
+    instants: tuple[datetime, ...] = ()
+    at_once: int | None = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,12 @@ class Evidence:
         """Return the begins, or the effects."""
         return [mark for mark in self.marks if mark.kind == kind]
 
+    def retries(self) -> collections.Counter[int]:
+        """Return by run how many of its attempts failed and were followed by another."""
+        return collections.Counter(
+            attempt.run_id for attempt in self.attempts if attempt.reason not in CRASHES
+        )
+
 
 def every(seconds: float, first: datetime, before: datetime) -> tuple[datetime, ...]:
     """Return the instants of an interval from ``first`` on that are earlier than ``before``."""
@@ -147,11 +158,14 @@ def violations(evidence: Evidence, allowed: Mapping[str, Iterable[str]]) -> list
 
 def _starts_of_at_most_once(evidence: Evidence) -> Iterator[str]:
     careful = {each.schedule_id for each in evidence.planned if each.delivery == "at_most_once"}
+    retries = evidence.retries()
+    tried_again = {(run.schedule_id, run.scheduled_at): retries[run.id] for run in evidence.runs}
     for kind in ("begin", "effect"):
         counts = collections.Counter(mark.occurrence for mark in evidence.of_kind(kind))
         for (schedule, at), count in sorted(counts.items()):
-            if schedule in careful and count > 1:
-                yield f"I1 schedule {schedule} at {at}: {count} times {kind}, at most once"
+            allowed = 1 + (tried_again.get((schedule, at), 0) if kind == "begin" else 0)
+            if schedule in careful and count > allowed:
+                yield f"I1 schedule {schedule} at {at}: {count} times {kind}, at most {allowed}"
 
 
 def _one_row_per_instant(evidence: Evidence) -> Iterator[str]:
@@ -194,37 +208,52 @@ def _marks_without_a_start(evidence: Evidence) -> Iterator[str]:
 
 def _instants_without_an_effect(evidence: Evidence) -> Iterator[str]:
     effects = {mark.occurrence for mark in evidence.of_kind("effect")}
+    by_token = {(*mark.occurrence, mark.fencing_token) for mark in evidence.of_kind("effect")}
     known = {run.id: run for run in evidence.runs}
+    queued = {each.run_id for each in evidence.transitions if each.after == "queued"}
     for run in evidence.runs:
         if run.scheduled_at is None:
             continue
         has_effect = (run.schedule_id, run.scheduled_at) in effects
-        if has_effect and run.state in ("skipped", "cancelled"):
+        # An attempt that was recovered may have had one before the last was told to stop.
+        had_last = (run.schedule_id, run.scheduled_at, run.fencing_token) in by_token
+        if (has_effect and run.state == "skipped") or (had_last and run.state == "cancelled"):
             yield f"I4 run {run.id}: is {run.state} and had an effect"
         if not has_effect and (run.state not in FINAL - {"succeeded"} or not run.reason):
             yield f"I4 run {run.id}: no effect, is {run.state} for the reason {run.reason!r}"
-        if run.reason == "overlap" and not _was_blocked(run, known):
-            yield f"I4 run {run.id}: skipped for a run that is not of its schedule"
+        if run.reason == "overlap" and not _was_blocked(run, known, run.id in queued):
+            yield f"I4 run {run.id}: no earlier run of its schedule in its way, {run.details}"
 
 
-def _was_blocked(run: RunRow, known: Mapping[int, RunRow]) -> bool:
-    blocker = known.get((run.details or {}).get("blocked_by", 0))
-    return blocker is not None and blocker.schedule_id == run.schedule_id and blocker.id < run.id
+def _was_blocked(run: RunRow, known: Mapping[int, RunRow], was_queued: bool) -> bool:
+    """What was decided at once is blocked by an older run; what was queued, also by a newer."""
+    details = run.details or {}
+    blocker = known.get(details.get("blocked_by") or 0)
+    if blocker is None:
+        # A newer one that need not wait took the place of what waited.
+        return was_queued and bool(details.get("replaced"))
+    return blocker.schedule_id == run.schedule_id and (blocker.id < run.id or was_queued)
 
 
 def _repeats_of_at_least_once(evidence: Evidence) -> Iterator[str]:
     effects = collections.Counter(mark.occurrence for mark in evidence.of_kind("effect"))
     repeating = {each.schedule_id for each in evidence.planned if each.delivery == "at_least_once"}
+    retries = evidence.retries()
     for run in evidence.runs:
         if run.schedule_id not in repeating or run.scheduled_at is None:
             continue
         count = effects[run.schedule_id, run.scheduled_at]
-        if count == 0 and run.state not in ("failed", "lost", "skipped"):
+        if count == 0 and run.state not in ("failed", "lost", "skipped", "cancelled"):
             yield f"I5 run {run.id}: is {run.state} without an effect"
-        if count > run.attempt or (run.attempt != run.recoveries + 1 and run.state != "skipped"):
+        ended = run.recoveries + retries[run.id]
+        # What was cancelled or skipped while it was queued began no further attempt.
+        is_explained = run.attempt == ended + 1 or (
+            run.attempt == ended and run.state in ("cancelled", "skipped")
+        )
+        if count > run.attempt or not is_explained:
             yield (
                 f"I5 run {run.id}: {count} effects, {run.attempt} attempts, "
-                f"{run.recoveries} recoveries"
+                f"{run.recoveries} recoveries, {retries[run.id]} retries"
             )
 
 
@@ -240,16 +269,21 @@ def _ledger_of_transactional(evidence: Evidence) -> Iterator[str]:
 
 
 def _fencing_order(evidence: Evidence) -> Iterator[str]:
+    """Tokens grow from start to start; side by side, runs may start in another order."""
+    side_by_side = {each.schedule_id for each in evidence.planned if each.at_once != 1}
     latest: dict[int, int] = collections.defaultdict(int)
+    started: set[tuple[int, int]] = set()
     for change in evidence.transitions:
         if change.after != "running":
             continue
-        if change.fencing_token <= latest[change.schedule_id]:
-            yield (
-                f"I7 run {change.run_id}: started with fencing token {change.fencing_token} "
-                f"after {latest[change.schedule_id]}"
+        schedule, token = change.schedule_id, change.fencing_token
+        is_older = token <= latest[schedule] and schedule not in side_by_side
+        if is_older or (schedule, token) in started:
+            yield f"I7 run {change.run_id}: started with fencing token {token} " + (
+                f"after {latest[schedule]}" if is_older else "for the second time"
             )
-        latest[change.schedule_id] = max(latest[change.schedule_id], change.fencing_token)
+        latest[schedule] = max(latest[schedule], token)
+        started.add((schedule, token))
 
 
 def _changes_of_final_states(evidence: Evidence) -> Iterator[str]:
@@ -264,20 +298,28 @@ def _changes_of_final_states(evidence: Evidence) -> Iterator[str]:
 
 
 def _overlaps(evidence: Evidence) -> Iterator[str]:
-    """A job may run beside its schedule's next one only where its node was taken for dead."""
+    """A job may run beside its schedule's others up to their limit.
+
+    One whose node was taken for dead does not count: it may run on.
+    """
     excused = {
         (run.schedule_id, run.scheduled_at)
         for run in evidence.runs
         if run.recoveries or run.late or run.state == "lost"
     }
+    limits = {each.schedule_id: each.at_once for each in evidence.planned}
     by_schedule = collections.defaultdict(list)
     for mark in evidence.of_kind("effect"):
         by_schedule[mark.schedule_id].append(mark)
-    for marks in by_schedule.values():
-        marks.sort(key=lambda mark: mark.began)
-        for earlier, later in itertools.pairwise(marks):
-            if later.began < earlier.ended and earlier.occurrence not in excused:
-                yield f"I9 {later.occurrence} began while {earlier.occurrence} was running"
+    for schedule, marks in by_schedule.items():
+        limit = limits.get(schedule, 1)
+        active: list[Mark] = []
+        for mark in sorted(marks, key=lambda mark: mark.began):
+            active = [each for each in active if mark.began < each.ended]
+            if limit is not None and len(active) >= limit:
+                yield f"I9 {mark.occurrence} began while {active[0].occurrence} was running"
+            if mark.occurrence not in excused:
+                active.append(mark)
 
 
 def _left_overs(evidence: Evidence) -> Iterator[str]:

@@ -59,7 +59,9 @@ LEASE_SECONDS = 3.0
 _numbers = itertools.count(1)
 
 
-def manage(environment: Mapping[str, str], *arguments: str) -> list[str]:
+def manage(
+    environment: Mapping[str, str], *arguments: str, seconds: float = PATIENCE_SECONDS
+) -> list[str]:
     """Run a management command to its end; return its lines."""
     done = subprocess.run(
         [sys.executable, "manage.py", *arguments],
@@ -67,7 +69,7 @@ def manage(environment: Mapping[str, str], *arguments: str) -> list[str]:
         env=dict(environment),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -231,7 +233,7 @@ class Cluster:
         self._postgres = postgres
         self._template = template
         self._name = f"system_{os.getpid()}_{next(_numbers)}"
-        self._watched: dict[int, tuple[float, datetime, str]] = {}
+        self._watched: dict[int, tuple[float, datetime, Planned]] = {}
         self._more = {
             "DISTCRON_SYSTEM_EFFECTS": str(self.folder / "effects"),
             "DISTCRON_SYSTEM_CONFIG": json.dumps(
@@ -367,13 +369,15 @@ class Cluster:
             list(row.values()),
         )
         if every and planned:
-            self._watched[schedule_id] = (every, first, row["delivery"])
+            self.watch(key, every=every, first=first)
         return schedule_id
 
     def watch(self, key: str, *, every: float, first: datetime) -> None:
         """Check a schedule that was inserted by other means, from its instant ``first`` on."""
         row = self.schedule(key)
-        self._watched[row["id"]] = (every, first, row["delivery"])
+        at_once = row["max_active"] or (None if row["overlap"] == "allow" else 1)
+        planned = Planned(schedule_id=row["id"], delivery=row["delivery"], at_once=at_once)
+        self._watched[row["id"]] = (every, first, planned)
 
     def gate(self, name: str = "gate") -> Path:
         """Return the path of a file that lets jobs ``hold`` end once it exists."""
@@ -485,25 +489,27 @@ class Cluster:
         stood_at = {row["id"]: row["next_run_at"] for row in rows}
         now = datetime.now(UTC)
         planned = []
-        for schedule_id, (seconds, first, delivery) in self._watched.items():
+        for schedule_id, (seconds, first, watched) in self._watched.items():
             until = stood_at[schedule_id]
             behind = (now - until).total_seconds()
             assert behind < lag_seconds, f"Schedule {schedule_id} stands {behind:.1f} s back."
-            planned.append(
-                Planned(
-                    schedule_id=schedule_id,
-                    delivery=delivery,
-                    instants=every(seconds, first, until),
-                )
-            )
+            planned.append(dataclasses.replace(watched, instants=every(seconds, first, until)))
         return tuple(planned)
 
     def _wait_until_nothing_is_open(self) -> None:
-        open_runs = (
-            "SELECT count(*) FROM distcron_run WHERE state IN ('queued', 'claimed', 'running')"
-        )
-        wait_for(
-            lambda: self.database.value(open_runs) == 0, PATIENCE_SECONDS, "the end of all runs"
+        def settled() -> bool:
+            return not self._open_runs()
+
+        try:
+            wait_for(settled, PATIENCE_SECONDS, "the end of all runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._open_runs()}") from error
+
+    def _open_runs(self) -> list[dict[str, Any]]:
+        return self.database.rows(
+            "SELECT s.key, r.id, r.state, r.reason, r.scheduled_at, r.due_at, r.attempt, r.node_id "
+            "FROM distcron_run r LEFT JOIN distcron_schedule s ON s.id = r.schedule_id "
+            "WHERE r.state IN ('queued', 'claimed', 'running') ORDER BY r.id LIMIT 50"
         )
 
     def _locks_left(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.services import PostgresCluster, wait_for
-from tests.system.cluster import PATIENCE_SECONDS, Cluster, manage, next_second
+from tests.system.cluster import PATIENCE_SECONDS, Cluster, Node, manage, next_second
 from tests.system.conftest import MakeCluster
 
 pytestmark = pytest.mark.system
@@ -30,6 +30,7 @@ Schedule.objects.bulk_create(bad[:2] + good[:5] + bad[2:] + good[5:])
 def test_connections_dropped_while_idle_and_during_a_job_cost_nothing(
     cluster: Cluster, postgres: PostgresCluster
 ) -> None:
+    """OP-55: the node goes on, and the job's result is stored."""
     node = cluster.start_node()
     cluster.pass_seconds(1)
     assert postgres.terminate_backends() >= 2
@@ -51,7 +52,7 @@ def test_connections_dropped_while_idle_and_during_a_job_cost_nothing(
 def test_four_nodes_on_sqlite_run_five_hundred_occurrences_once(
     make_sqlite_cluster: MakeCluster,
 ) -> None:
-    """OP-45: on SQLite and file locks."""
+    """OP-45, OP-57: on SQLite and file locks, which a node names as for one machine."""
     cluster = make_sqlite_cluster()
     nodes = cluster.start_nodes(3)
     readable = cluster.launch_node("--log", "text")
@@ -69,6 +70,7 @@ def test_four_nodes_on_sqlite_run_five_hundred_occurrences_once(
 
 
 def test_bad_rows_are_marked_and_the_good_ones_among_them_run(cluster: Cluster) -> None:
+    """OP-70: on a running node."""
     cluster.start_node()
     manage(cluster.env, "shell", "-c", BULK)
 
@@ -95,6 +97,7 @@ def test_bad_rows_are_marked_and_the_good_ones_among_them_run(cluster: Cluster) 
 
 
 def test_a_finished_and_a_paused_schedule_at_the_head_block_nobody(cluster: Cluster) -> None:
+    """OP-72."""
     long_ago = datetime(2020, 1, 1, tzinfo=UTC)
     cluster.add("paused", "touch", every=1, first=long_ago, state="paused")
     cluster.add("spent", "touch", kind="once", run_at=long_ago, first=long_ago, state="exhausted")
@@ -115,6 +118,7 @@ def test_a_finished_and_a_paused_schedule_at_the_head_block_nobody(cluster: Clus
 
 
 def test_a_name_and_arguments_beyond_the_basic_plane_run_like_others(cluster: Cluster) -> None:
+    """OP-74: saved, run and logged; the lock's key has the id."""
     name = "🚀" + "𝒜𝓁𝓅𝒽𝒶" * 39 + "𝒜𝓁𝓅𝒽"
     assert len(name) == 200
     node = cluster.start_node()
@@ -141,3 +145,19 @@ def test_a_name_and_arguments_beyond_the_basic_plane_run_like_others(cluster: Cl
     )
     assert output == "🚀 𝒜𝓁𝓅𝒽𝒶\n"
     node.wait_for_event("run_finished", run=run["id"], state="succeeded")
+
+
+def test_restarts_run_nothing_again(cluster: Cluster) -> None:
+    """OP-19: neither after a drain nor after a crash."""
+    node = cluster.start_node()
+    cluster.add("hourly", "touch", every=3600, first=next_second())
+    done = cluster.wait_for_run("hourly", state="succeeded")
+
+    for number, end in enumerate((Node.terminate, Node.kill9, Node.terminate)):
+        end(node)
+        node = cluster.start_node()
+        cluster.add(f"after-{number}", "touch", every=3600, first=next_second())
+        cluster.wait_for_run(f"after-{number}", state="succeeded")
+
+    assert [run["id"] for run in cluster.runs("hourly")] == [done["id"]]
+    assert cluster.finish_and_check(lag_seconds=3600) == []

@@ -1,7 +1,7 @@
 """Locks on real nodes at the level "standard": one Redis as a gate, the database decides.
 
 Each test shows the case that its docstring names. ``tests/cases/operations.py`` lists all
-cases of locks with the tests that show them.
+cases with the tests that show them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import collections
 import itertools
 import json
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -29,6 +31,7 @@ from tests.services import (
 )
 from tests.system.cluster import (
     PATIENCE_SECONDS,
+    ROOT,
     Cluster,
     Node,
     lock_key,
@@ -224,10 +227,106 @@ def test_a_renewal_whose_link_breaks_is_made_up_for_within_the_ttl(
 def test_a_node_that_comes_after_a_short_job_is_done_does_not_run_it_again(
     cluster: Cluster, proxy: TcpProxy
 ) -> None:
-    """OP-43: it finds the lock free, and the occurrence taken."""
+    """OP-43: it finds the lock free, and the occurrence taken.
+
+    Two guards stand behind each other in the claim: the schedule has moved on
+    (compare-and-set on ``next_run_at``), and the occurrence has its row (unique key).
+    """
+    assert_late_claims_are_refused(cluster, proxy)
+
+
+@pytest.mark.parametrize("guard", ["cursor", "unique_row"])
+def test_either_guard_of_a_claim_alone_refuses_a_node_that_comes_late(
+    cluster: Cluster, proxy: TcpProxy, guard: str
+) -> None:
+    """OP-43: without the other one."""
+    take_out(cluster, guard)
+    assert_late_claims_are_refused(cluster, proxy, DISTCRON_SYSTEM_WITHOUT=guard)
+
+
+def test_without_both_guards_a_node_that_comes_late_runs_an_occurrence_again(
+    cluster: Cluster, proxy: TcpProxy
+) -> None:
+    """OP-43: what the two tests above would find."""
+    take_out(cluster, "unique_row")
+    weak = {"DISTCRON_SYSTEM_WITHOUT": "cursor,unique_row"}
+    cluster.start_node(**weak)
+    cluster.start_node(REDIS_URL=behind(proxy), **weak)
+    for number in range(8):
+        cluster.add(f"each-second-{number}", "touch", every=1)
+
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not doubled(cluster):
+        assert time.monotonic() < until, "Nothing was doubled."
+        arrive_late(proxy)
+
+    assert {line.split()[0] for line in cluster.finish_and_check()} >= {"I1", "I2"}
+
+
+def test_late_claims_of_what_was_pruned_meanwhile_are_refused(
+    make_cluster: MakeCluster, stack: ExitStack
+) -> None:
+    """F45: the row that would have been in the way is gone, and the schedule has moved on."""
+    cluster = make_cluster(config={"KEEP_SUCCEEDED": 1})
+    assert cluster.redis is not None
+    proxy = stack.enter_context(tcp_proxy(cluster.redis.port))
     seen = cluster.folder / "observed"
     cluster.start_node()
-    late = cluster.start_node(REDIS_URL=behind(proxy), DISTCRON_SYSTEM_OBSERVER=str(seen))
+    cluster.start_node(REDIS_URL=behind(proxy), DISTCRON_SYSTEM_OBSERVER=str(seen))
+    pruned = prune_beside(cluster, stack)
+    schedules = [cluster.add(f"each-second-{number}", "touch", every=1) for number in range(8)]
+
+    until = time.monotonic() + PATIENCE_SECONDS
+    while len(refused(seen, schedules)) < 3:
+        assert time.monotonic() < until, seen.read_text()[-4000:]
+        arrive_late(proxy)
+    evidence = cluster.finish()
+
+    assert int(pruned.read_text().split()[-1]) > len(schedules)
+    begun = collections.Counter(m.occurrence for m in evidence.of_kind("begin"))
+    # Of what was pruned there is only what the jobs wrote and the database saw.
+    inserted = {change.run_id for change in evidence.transitions if change.before == ""}
+    assert len(begun) > len(evidence.runs)
+    assert set(begun.values()) == {1}
+    planned = sum(len(each.instants) for each in evidence.planned)
+    assert len(inserted) <= planned
+
+
+def prune_beside(cluster: Cluster, stack: ExitStack) -> Path:
+    """Prune each 100 ms until the end of the test; return the file that says how many runs."""
+    path = cluster.folder / "pruned"
+    code = "from tests.system.app.loads import prune_without_end; prune_without_end(0.1)"
+    with open(path, "wb") as file:
+        pruner = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "manage.py", "shell", "-v", "0", "-c", code],
+                cwd=ROOT,
+                env=cluster.env,
+                stdout=file,
+            )
+        )
+    stack.callback(pruner.kill)
+    wait_for(path.read_text, PATIENCE_SECONDS, "the first batch")
+    return path
+
+
+def take_out(cluster: Cluster, guard: str) -> None:
+    """Take a guard of the claim out of the database, where it is one of the database."""
+    if guard == "unique_row":
+        cluster.database.rows("ALTER TABLE distcron_run DROP CONSTRAINT distcron_run_occurrence")
+
+
+def doubled(cluster: Cluster) -> list[Any]:
+    """Return the occurrences whose job has begun more than once."""
+    begun = collections.Counter(m.occurrence for m in cluster.marks() if m.kind == "begin")
+    return [occurrence for occurrence, count in begun.items() if count > 1]
+
+
+def assert_late_claims_are_refused(cluster: Cluster, proxy: TcpProxy, **more: str) -> None:
+    """Let a node come late again and again, until enough of its claims were refused."""
+    seen = cluster.folder / "observed"
+    cluster.start_node(**more)
+    late = cluster.start_node(REDIS_URL=behind(proxy), DISTCRON_SYSTEM_OBSERVER=str(seen), **more)
     schedules = [cluster.add(f"each-second-{number}", "touch", every=1) for number in range(8)]
 
     until = time.monotonic() + PATIENCE_SECONDS
@@ -392,7 +491,8 @@ def test_steps_of_the_clock_of_redis_double_and_lose_nothing(make_cluster: MakeC
 
 
 def test_nodes_whose_clocks_are_wrong_start_in_time_and_double_nothing(cluster: Cluster) -> None:
-    """F36: off by minutes and an hour, one of them stepping; the database's clock counts."""
+    """F36, OP-54, OP-68: off by minutes and an hour, one of them stepping; the database's clock
+    counts, also for who is dead."""
     clock, late_clock = cluster.folder / "clock", cluster.folder / "late-clock"
     clock.write_text("+300")
     late_clock.write_text("-3600")
@@ -409,6 +509,8 @@ def test_nodes_whose_clocks_are_wrong_start_in_time_and_double_nothing(cluster: 
 
     assert len(alerts) == 2
     assert all("host clock is off by" in row["alert"] for row in alerts)
+    assert [event for node in nodes for event in node.events("node_dead")] == []
+    assert [len(node.ids()) for node in nodes] == [1] * len(nodes)
     assert [node for node in nodes if not cluster.runs(node_id=node.ids()[0])] == []
     touched = [run for run in cluster.runs(state="succeeded") if run["key"].startswith("each")]
     lateness = [run["started_at"] - run["due_at"] for run in touched]

@@ -91,6 +91,40 @@ def test_a_killed_node_s_at_least_once_run_is_attempted_again_elsewhere(cluster:
     assert cluster.finish_and_check() == []
 
 
+def test_a_node_that_comes_back_at_once_under_its_old_name_is_another_one(
+    cluster: Cluster,
+) -> None:
+    """OP-50: its orphans do not look alive, and are recovered within the lease."""
+    owner = cluster.start_node("--name", "web-1")
+    schedule = cluster.add(
+        "held",
+        "hold",
+        every=3600,
+        delivery="at_least_once",
+        arguments={"gate": str(cluster.gate())},
+        first=next_second(),
+    )
+    run = cluster.wait_for_run("held", state="running")
+    wait_for_begin(cluster, schedule)
+
+    owner.kill9()
+    again = cluster.start_node("--name", "web-1")
+    # Nobody is declared dead before the only judge has seen the database for a lease.
+    back_at = time.monotonic()
+    wait_for_begin(cluster, schedule, count=2)
+
+    assert time.monotonic() - back_at < LEASE_SECONDS + 5
+    assert again.ids() != owner.ids()
+    names = [cluster.node_row(each.ids()[0])["name"] for each in (owner, again)]
+    assert names == ["web-1", "web-1"]
+    assert cluster.node_row(owner.ids()[0])["state"] == "dead"
+    cluster.gate().touch()
+    done = cluster.wait_for_run("held", state="succeeded", id=run["id"])
+    assert (done["attempt"], done["recoveries"]) == (2, 1)
+    assert str(done["node_id"]) == again.ids()[0]
+    assert cluster.finish_and_check(lag_seconds=3600) == []
+
+
 def test_a_node_paused_past_its_lease_settles_its_lost_run_by_a_late_report(
     cluster: Cluster,
 ) -> None:
@@ -166,6 +200,55 @@ def assert_it_goes_on_under_a_new_id(cluster: Cluster, node: Node) -> None:
     assert cluster.node_row(old)["state"] == "dead"
     assert cluster.node_row(new)["state"] == "active"
     assert [run["id"] for run in cluster.runs(node_id=old)] == claimed
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_a_paused_parent_whose_workers_go_on_is_taken_for_dead_and_starts_nothing_more(
+    cluster: Cluster, delivery: str
+) -> None:
+    """F21: the job runs to its end; its report counts only where nobody began it again."""
+    nodes = cluster.start_nodes(2)
+    schedule = cluster.add(
+        "held",
+        "hold",
+        every=1,
+        delivery=delivery,
+        arguments={"gate": str(cluster.gate())},
+        first=next_second(),
+    )
+    run = cluster.wait_for_run("held", state="running")
+    wait_for_begin(cluster, schedule)
+    owner, other = held_by(cluster, run, nodes)
+
+    owner.send(signal.SIGSTOP)
+    other.wait_for_event("node_dead")
+    if delivery == "at_least_once":
+        wait_for_begin(cluster, schedule, count=2)
+    else:
+        cluster.wait_for_run("held", state="lost", id=run["id"])
+    cluster.gate("gate-1").touch()
+    wait_for(lambda: effects_of(cluster, run) == [1], PATIENCE_SECONDS, "the end of the old job")
+    cluster.gate().touch()
+    successor = cluster.wait_for_run("held", state="succeeded", node_id=other.ids()[-1])
+    owner.send(signal.SIGCONT)
+
+    if delivery == "at_least_once":
+        assert successor["id"] == run["id"]
+        owner.wait_for_event("report_rejected", run=run["id"])
+        assert effects_of(cluster, run) == [1, 2]
+    else:
+        settled = cluster.wait_for_run("held", state="succeeded", id=run["id"])
+        assert (settled["late"], settled["attempt"]) == (True, 1)
+        assert effects_of(cluster, run) == [1]
+    assert_it_goes_on_under_a_new_id(cluster, owner)
+    assert cluster.finish_and_check() == []
+
+
+def effects_of(cluster: Cluster, run: dict[str, object]) -> list[int]:
+    """Return the attempts of a run that had their effect."""
+    occurrence = (run["schedule_id"], run["scheduled_at"])
+    found = [mark for mark in cluster.marks() if mark.occurrence == occurrence]
+    return sorted(mark.attempt for mark in found if mark.kind == "effect")
 
 
 def test_nodes_that_were_all_paused_past_their_leases_repeat_nothing(cluster: Cluster) -> None:

@@ -69,6 +69,7 @@ def test_terminated_backends_double_and_lose_nothing(
 def test_commits_whose_answer_is_lost_are_read_back(
     cluster: Cluster, postgres: PostgresCluster
 ) -> None:
+    """OP-52: no schedule is stuck after it."""
     with tcp_proxy(postgres.port) as proxy:
         behind = cluster.env["DATABASE_URL"].replace(f":{postgres.port}/", f":{proxy.port}/")
         nodes = cluster.start_nodes(2, DATABASE_URL=behind)

@@ -89,6 +89,7 @@ def test_what_a_draining_node_leaves_is_claimed_by_another(cluster: Cluster) -> 
 def test_a_signal_to_the_whole_process_group_lets_the_running_job_finish(
     cluster: Cluster,
 ) -> None:
+    """OP-88."""
     node = busy_node(cluster)
 
     node.send_group(signal.SIGTERM)

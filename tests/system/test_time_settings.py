@@ -50,6 +50,7 @@ def western(
 
 
 def test_a_node_west_of_greenwich_plans_the_near_future_and_idles(western: Cluster) -> None:
+    """OP-62."""
     node = western.start_node()
     add_rules(western)
     now = datetime.now(UTC)
@@ -67,6 +68,7 @@ def test_a_node_west_of_greenwich_plans_the_near_future_and_idles(western: Clust
 def test_each_minute_runs_once_at_its_own_instant_however_late_it_starts(
     make_cluster: MakeCluster, make_sqlite_cluster: MakeCluster
 ) -> None:
+    """OP-64, OP-66: what comes next is counted from the instant, and only grows."""
     clusters = [
         make_cluster(),
         make_cluster(env=WEST_OF_GREENWICH),

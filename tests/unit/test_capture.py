@@ -47,6 +47,7 @@ def test_output_of_exactly_the_limit_is_not_cut():
 
 
 def test_cut_output_keeps_both_ends_and_counts_the_rest():
+    """OP-76."""
     buffer = OutputBuffer(10)
     buffer.write("aaaaa" + "b" * 90 + "ccccc")
     assert buffer.text() == "aaaaa\n[... 90 bytes cut ...]\nccccc"
@@ -301,6 +302,7 @@ def test_warnings_without_any_logging_setup_still_reach_stderr():
 
 
 def test_resident_memory_stays_flat_for_fifty_megabytes_of_print():
+    """OP-76."""
     code = (
         "import resource; from distcron_app import capture; capture.install()\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

@@ -115,6 +115,7 @@ def test_result_without_a_json_form_is_kept_as_its_repr(number):
 
 
 def test_huge_result_is_kept_as_a_short_repr():
+    """OP-76."""
     outcome = run(lambda: "x" * 1_000_000)
     assert outcome.state == "succeeded"
     assert len(outcome.result["repr"]) <= 500
@@ -281,12 +282,15 @@ def test_crash_in_own_validation_is_a_failure():
 
 
 def test_message_of_five_megabytes_is_cut_in_the_traceback():
+    """OP-76."""
     text = run(raising(ValueError("y" * 5_000_000))).traceback
     assert len(text.encode()) < 66_000
     assert "bytes cut" in text
 
 
 def test_deep_recursion_keeps_the_innermost_frames():
+    """OP-76."""
+
     def down(n):
         if n == 0:
             raise ValueError("bottom")
@@ -302,6 +306,7 @@ def test_deep_recursion_keeps_the_innermost_frames():
 
 
 def test_huge_traceback_costs_less_than_50_megabytes():
+    """OP-76."""
     code = textwrap.dedent("""
         import os, resource, sys
         os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"

@@ -1,5 +1,6 @@
 """The misfire plan: what runs after a late start or an outage, and what comes next."""
 
+import random
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -249,6 +250,37 @@ def test_every_due_instant_is_decided_upon_exactly_once() -> None:
         decided = sum(part.count for part in (found.coalesced, found.misfired) if part)
         total = rule.count(due_from - timedelta(seconds=1), now)
         assert decided + (found.run is not None) == total
+
+
+def test_ticks_that_come_early_and_late_plan_every_slot_once() -> None:
+    """OP-15: what is due counts, and never whether the clock shows the slot at a tick."""
+    dice = random.Random(15)
+    slots = [utc("2026-01-01T03:00") + timedelta(minutes=number) for number in range(60)]
+    # A tick each 1.5 s or so: some wake right before the slot and then right after it.
+    early = [slot + timedelta(seconds=dice.uniform(-1.5, 1.5)) for slot in slots]
+    ticks = [at + timedelta(seconds=later) for at in early for later in (0, 1.5)]
+    assert planned_at(ticks, slots[0]) == slots
+
+
+def test_a_clock_that_steps_over_a_slot_or_back_before_it_runs_it_once() -> None:
+    """OP-68: forward by 2 s right before the slot, and back by 2 s right after it."""
+    slot = utc("2026-01-01T03:00")
+    steps = [-1, 1, -1, 1, 59, 61, 59]
+    found = planned_at([slot + timedelta(seconds=each) for each in steps], slot)
+    assert found == [slot, slot + timedelta(minutes=1)]
+
+
+def planned_at(ticks: list[datetime], due_from: datetime) -> list[datetime]:
+    """Return what runs when a schedule of every minute is looked at at these instants."""
+    runs = []
+    at: datetime | None = due_from
+    for now in ticks:
+        assert at is not None
+        found = plan(EVERY_MINUTE, due_from=at, now=now, misfire_grace=GRACE)
+        assert (found.coalesced, found.misfired) == (None, None)
+        runs += [found.run] if found.run else []
+        at = found.next
+    return runs
 
 
 class TestMisfirePolicies:

@@ -10,7 +10,8 @@ class SystemConfig(AppConfig):
     label = "system"
 
     def ready(self) -> None:
-        from tests.system.app import failpoints, observer
+        from tests.system.app import failpoints, observer, weaknesses
 
         failpoints.install()
         observer.install()
+        weaknesses.install()

@@ -143,5 +143,5 @@ def started_by_text(schedule: Schedule) -> SafeString | str:
     rows = (
         (display.link(each.schedule, each.schedule.key), each.get_event_display()) for each in links
     )
-    listed = format_html_join("", f"<li>{_('{} when a run {}')}</li>", rows)
+    listed = format_html_join("", "<li>" + _("{} when a run {}") + "</li>", rows)
     return format_html('<ul class="distcron-runs">{}</ul>', listed)

@@ -47,7 +47,7 @@ ENGLISH = frozenset(_WORDS.split())
 # does not translate.
 _ROWS = re.compile(
     r"- Select an option -"
-    r"|Vendor outage until Monday|Job 'shop\.export': not registered\.|Page 46 of 80"
+    r"|Vendor outage until Monday|Job 'shop\.export': not registered\.|Page \d\d of 80"
     r"|\(state: [^)]*\)|(?<=Pilih salah satu dari: )[\w, ]+"
     r"|\w+Error: (?:451 )?The mail server [\w ,]+\."
     r"|Close invoices|Greet the team|Legacy sync|Mail digest|Nightly report|Old export|Sync orders"

@@ -62,7 +62,7 @@ def test_the_first_start_stays_through_the_attempts_until_a_person_starts_it_aga
     delivery: str,
 ) -> None:
     node = make_node()
-    first = started(node, delivery=delivery, retry_on_timeout=True)
+    first = started(node, delivery=delivery, retry_on_timeout=True, run_timeout_seconds=30)
     started_at = Run.objects.get().started_at
     assert Run.objects.get().first_started_at == started_at
     lifecycle.finish([failed(first, reason="timeout", failure=TIMED_OUT)])
@@ -78,7 +78,7 @@ def test_the_first_start_stays_through_the_attempts_until_a_person_starts_it_aga
 
 def test_a_run_over_its_limit_says_since_when_until_its_next_start() -> None:
     node = make_node()
-    run = started(node, retry_on_timeout=True)
+    run = started(node, retry_on_timeout=True, run_timeout_seconds=30)
     before = database_now()
     row = noted(run)
     assert before <= row.over_limit_at <= database_now()
@@ -99,7 +99,9 @@ def test_a_run_that_moved_on_is_not_noted_as_over_its_limit() -> None:
 
 @pytest.mark.parametrize(("wanted", "state"), [(False, "failed"), (True, "queued")])
 def test_a_timeout_is_tried_again_only_where_the_schedule_says_so(wanted: bool, state: str) -> None:
-    run = started(make_node(), retry_on_timeout=wanted, delivery="at_least_once")
+    run = started(
+        make_node(), retry_on_timeout=wanted, run_timeout_seconds=30, delivery="at_least_once"
+    )
     lifecycle.finish([failed(run, reason="timeout", failure=TIMED_OUT)])
     assert Run.objects.get().state == state
 

@@ -22,6 +22,7 @@ from distcron_app.conf import get_config
 from distcron_app.instants import database_now
 from distcron_app.lifecycle import Decision
 from distcron_app.models import AuditEntry, Run, Schedule, schedules
+from distcron_app.operations import author, pauses
 from tests.factories import make_node, make_run, make_schedule, make_user
 from tests.integration.schedulerctl_builders import ctl
 
@@ -36,7 +37,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 
     def set_to(text: str) -> None:
         instant = datetime.fromisoformat(text).replace(tzinfo=UTC)
-        for module in (schedules, maintenance, operations):
+        for module in (schedules, maintenance, pauses, author):
             monkeypatch.setattr(module, "database_now", lambda: instant)
 
     return set_to

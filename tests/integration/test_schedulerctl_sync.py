@@ -135,8 +135,8 @@ def test_list_says_where_a_schedule_is_defined(code: Code) -> None:
     assert (found[KEY]["defined_in"], found[KEY]["left_code_at"]) == ("shop.jobs:42", None)
     assert found["mine"]["defined_in"] == ""
     lines = ctl("list", "--wide").lines
-    assert lines[0].endswith("DEFINED IN")
-    assert [line.endswith("shop.jobs:42") for line in lines[1:]] == [False, True]
+    assert "DEFINED IN" in lines[0]
+    assert ["shop.jobs:42" in line for line in lines[1:]] == [False, True]
 
     code.drop()
     ctl("sync")

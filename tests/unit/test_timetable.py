@@ -58,7 +58,7 @@ class TestBuild:
             (
                 {"kind": "daily"},
                 "kind",
-                "Kind 'daily': not known. Choose one of cron, calendar, interval, once.",
+                "Kind 'daily': not known. Choose one of cron, calendar, interval, once, manual.",
             ),
             (
                 {"kind": "interval"},

@@ -13,7 +13,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from distcron_app.lifecycle.values import MAX_RECOVERIES, TRANSITIONS
+from distcron_app import models
+from distcron_app.lifecycle.values import TRANSITIONS
 from tests.model.explorer import Step
 from tests.model.world import (
     ACTIVE,
@@ -50,6 +51,8 @@ from tests.model.world import (
     with_row,
     with_schedule,
 )
+
+MAX_RECOVERIES: int = models.Schedule._meta.get_field("max_recoveries").default
 
 __all__ = ["FAULTS", "GUARDS", "Protocol", "World"]
 

@@ -48,7 +48,8 @@ def schedule(key: str = "close", **given: Any) -> Schedule:
 
 def run(of: Schedule, state: str = "succeeded", **given: Any) -> Run:
     """Insert a run as it would have been left in that state, due five minutes ago."""
-    due = database_now() - timedelta(minutes=5)
+    # Off the full minute: "5 min ago" must not become another text within a test.
+    due = database_now() - timedelta(minutes=5, seconds=20)
     began = state not in ("queued", "claimed", "skipped", "cancelled")
     ended = state not in ("queued", "claimed", "running")
     values = {

@@ -98,7 +98,20 @@ def test_the_history_of_a_schedule_is_read_in_order_by_index() -> None:
 
 @pytest.mark.databases("postgresql")  # the partial index
 def test_the_open_runs_of_a_concurrency_key_are_found_by_a_small_index() -> None:
-    fill_history()
+    schedule = fill_history()
+    # As many open runs as make the index of all of them the longer way.
+    Run.objects.bulk_create(
+        Run(
+            schedule=schedule,
+            schedule_name="x",
+            job="x",
+            delivery="at_most_once",
+            due_at=schedule.created_at,
+            state="queued",
+            concurrency_key=f"key-{number}" if number % 10 == 0 else "",
+        )
+        for number in range(5000)
+    )
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE distcron_run")
     keyed = Run.objects.filter(state__in=Run.OPEN_STATES, concurrency_key__in=["a", "b"])

@@ -560,11 +560,12 @@ def test_a_process_of_its_own_that_a_stranger_stops_says_so(pool: ProcessPool) -
 
 
 def test_memory_beyond_the_limit_is_an_error_that_names_it(pool: ProcessPool) -> None:
-    pool.submit([own(1, "tests.allocate", megabytes=600, memory_limit_mb=400)])
+    # The process is a fork of the one that runs the tests, whose memory counts as well.
+    pool.submit([own(1, "tests.allocate", megabytes=3000, memory_limit_mb=2000)])
     outcome = outcome_of(pool, 1)
     assert (outcome.state, outcome.reason) == ("failed", "error")
-    assert outcome.error == "MemoryError: the limit of its process is 400 MB"
-    pool.submit([own(2, "tests.allocate", megabytes=100, memory_limit_mb=400)])
+    assert outcome.error == "MemoryError: the limit of its process is 2000 MB"
+    pool.submit([own(2, "tests.allocate", megabytes=100, memory_limit_mb=2000)])
     assert outcome_of(pool, 2).state == "succeeded"
 
 

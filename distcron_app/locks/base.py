@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 __all__ = [
     "Lease",
@@ -27,7 +27,8 @@ __all__ = [
     "scope_lock_name",
 ]
 
-
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 _SCOPE = "scope:"
 # Digits of a 64-bit id; a longer one would overflow in the database.
 _LONGEST_ID = 19
@@ -136,7 +137,8 @@ def occurrence_lock_name(schedule_id: int, instant: datetime) -> str:
     >>> occurrence_lock_name(42, datetime.fromtimestamp(1_800_000_000, UTC))
     'schedule:42@1800000000000'
     """
-    return f"{schedule_lock_name(schedule_id)}@{round(instant.timestamp() * 1000)}"
+    # Whole milliseconds, never rounded: instants a millisecond apart have names of their own.
+    return f"{schedule_lock_name(schedule_id)}@{(instant - _EPOCH) // _MILLISECOND}"
 
 
 def scope_lock_name(concurrency_key: str) -> str:

@@ -2,11 +2,17 @@ from __future__ import annotations
 
 import re
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from distcron_app.conf import Config
-from distcron_app.locks import get_backend, new_owner_token, schedule_lock_name
+from distcron_app.locks import (
+    get_backend,
+    new_owner_token,
+    occurrence_lock_name,
+    schedule_lock_name,
+)
 from distcron_app.locks.breaker import Breaker
 from distcron_app.locks.file import FileLockBackend
 from distcron_app.locks.memory import MemoryLockBackend
@@ -21,6 +27,13 @@ def test_owner_tokens_are_128_random_bits():
 
 def test_schedule_lock_is_named_after_its_id():
     assert schedule_lock_name(42) == "schedule:42"
+
+
+def test_occurrences_a_millisecond_apart_have_locks_of_their_own():
+    """Rounded, half a millisecond and one and a half were one name: the second waited for ever."""
+    instant = datetime(2026, 11, 30, 5, 0, 0, 99_500, tzinfo=UTC)
+    names = [occurrence_lock_name(1, instant + n * timedelta(milliseconds=1)) for n in range(1000)]
+    assert len(set(names)) == 1000
 
 
 def test_text_is_no_schedule_id():

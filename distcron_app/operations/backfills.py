@@ -8,15 +8,14 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from distcron_app import audit, lifecycle, registry, wakeup
+from distcron_app import audit, lifecycle, registry
 from distcron_app.errors import BackfillMovedOn, InvalidBackfill
 from distcron_app.instants import database_now
 from distcron_app.models import Backfill, Run, Schedule
-from distcron_app.operations.author import Author, check_reason, entries_of, row_key
+from distcron_app.operations.author import Author, check_reason, once, row_key
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -166,23 +165,14 @@ def backfill(
     author = Author(actor=actor, user=user, via=via, reason=reason.strip())
     check_reason(author.reason)
     key = row_key("backfill", schedule.pk, idempotency_key)
-    earlier = _backfill_of(key)
-    if earlier is not None:
-        return earlier
-    job = registry.get(schedule.job)
-    given = request.arguments
-    job.check(schedule.arguments if given is None else job.dump(given))
-    try:
-        with transaction.atomic():
-            row = _insert(schedule, request, author, expected, key)
-    except (IntegrityError, BackfillMovedOn):
-        # The other click of a double click committed between the look-up and the lock.
-        earlier = _backfill_of(key)
-        if earlier is None:
-            raise
-        return earlier
-    transaction.on_commit(wakeup.announce)
-    return row
+
+    def insert() -> Backfill:
+        job = registry.get(schedule.job)
+        given = request.arguments
+        job.check(schedule.arguments if given is None else job.dump(given))
+        return _insert(schedule, request, author, expected, key)
+
+    return once(key, _backfill_of, insert, BackfillMovedOn)
 
 
 def cancel_backfill(
@@ -204,19 +194,9 @@ def cancel_backfill(
     author = Author(actor=actor, user=user, via=via, reason=reason.strip())
     check_reason(author.reason)
     key = row_key("cancel_backfill", found.pk, idempotency_key)
-    earlier = _cancellation_of(key)
-    if earlier is not None:
-        return earlier
-    try:
-        with transaction.atomic():
-            done = _cancel(found, author, is_stopping, key)
-    except (IntegrityError, BackfillMovedOn):
-        earlier = _cancellation_of(key)
-        if earlier is None:
-            raise
-        return earlier
-    transaction.on_commit(wakeup.announce)
-    return done
+    return once(
+        key, _cancellation_of, lambda: _cancel(found, author, is_stopping, key), BackfillMovedOn
+    )
 
 
 # --- the dry count ----------------------------------------------------------------
@@ -360,11 +340,8 @@ def _facts(request: BackfillRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _backfill_of(key: str | None) -> Backfill | None:
-    entry = None if key is None else entries_of(key).first()
-    if entry is None or entry.after is None:
-        return None
-    return Backfill.objects.filter(pk=entry.after["backfill"]).first()
+def _backfill_of(after: dict[str, Any]) -> Backfill | None:
+    return Backfill.objects.filter(pk=after["backfill"]).first()
 
 
 def _cancel(
@@ -386,18 +363,15 @@ def _cancel(
         verb="cancel_backfill",
         target=found,
         reason=author.reason,
-        after={"cancelled": done.cancelled, "asked": done.asked},
+        after={"backfill": found.pk, "cancelled": done.cancelled, "asked": done.asked},
         idempotency_key=key,
     )
     return BackfillCancellation(backfill_id=found.pk, cancelled=done.cancelled, asked=done.asked)
 
 
-def _cancellation_of(key: str | None) -> BackfillCancellation | None:
-    entry = None if key is None else entries_of(key).first()
-    if entry is None or entry.after is None:
-        return None
+def _cancellation_of(after: dict[str, Any]) -> BackfillCancellation:
     return BackfillCancellation(
-        backfill_id=int(entry.object_id),
-        cancelled=entry.after["cancelled"],
-        asked=entry.after["asked"],
+        backfill_id=after["backfill"],
+        cancelled=after["cancelled"],
+        asked=after["asked"],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
@@ -13,7 +13,7 @@ from distcron_app.conf import STANDARD
 from distcron_app.errors import LockUnavailable
 from distcron_app.locks import get_level, is_scope_lock, schedule_id_of, scope_lock_name
 from distcron_app.models import Run, Schedule
-from distcron_app.operations.author import Author, check_reason, entries_of, row_key
+from distcron_app.operations.author import Author, check_reason, done_before, row_key
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -78,7 +78,7 @@ def release_lock(
     author = Author(actor=actor, user=user, via=via, reason=reason.strip())
     check_reason(author.reason)
     key = row_key("release_lock:" + name, 0, idempotency_key)
-    earlier = _release_of(key)
+    earlier = done_before(key, _release_of)
     if earlier is not None:
         return earlier
     scope = _scope_of(name)
@@ -92,7 +92,7 @@ def release_lock(
                 done = _disown(name, schedule, author, key)
     except IntegrityError:
         # The other click of a double click committed first.
-        earlier = _release_of(key)
+        earlier = done_before(key, _release_of)
         if earlier is None:
             raise
         return earlier
@@ -106,7 +106,7 @@ def release_lock(
 
 def earlier_release(name: str, idempotency_key: str) -> LockRelease | None:
     """Return what a form that was sent before did to the lock ``name``; None for a new one."""
-    return _release_of(row_key("release_lock:" + name, 0, idempotency_key))
+    return done_before(row_key("release_lock:" + name, 0, idempotency_key), _release_of)
 
 
 def _scope_of(name: str) -> str:
@@ -168,13 +168,10 @@ def _record_release(
     )
 
 
-def _release_of(key: str | None) -> LockRelease | None:
-    entry = None if key is None else entries_of(key).first()
-    if entry is None or entry.after is None:
-        return None
+def _release_of(after: dict[str, Any]) -> LockRelease:
     return LockRelease(
-        name=entry.after["lock"],
-        fencing_token=entry.after["fencing_token"],
-        requeued=tuple(entry.after["requeued"]),
-        lost=tuple(entry.after["lost"]),
+        name=after["lock"],
+        fencing_token=after["fencing_token"],
+        requeued=tuple(after["requeued"]),
+        lost=tuple(after["lost"]),
     )

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
-from distcron_app import audit, lifecycle, registry, wakeup
+from distcron_app import audit, lifecycle, registry
 from distcron_app.errors import RunMovedOn, ScheduleBusy
 from distcron_app.models import Run, Schedule
-from distcron_app.operations.author import Author, check_reason, entries_of, row_key
+from distcron_app.operations.author import Author, check_reason, once, row_key
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AbstractBaseUser
@@ -59,38 +58,26 @@ def run_now(
     """
     check_reason(reason)
     key = row_key("run_now", schedule.pk, idempotency_key)
-    earlier = _run_of(key)
-    if earlier is not None:
-        return earlier
-    job = registry.get(schedule.job)
-    job.check(schedule.arguments if arguments is None else job.dump(arguments))
-    try:
-        with transaction.atomic():
-            run = lifecycle.queue_manual(
-                schedule,
-                by=actor[:150],
-                arguments=arguments,
-                nominal_at=nominal_at,
-                behind=behind,
-            )
-            audit.record(
-                actor=actor,
-                user=user,
-                via=via,
-                verb="run_now",
-                target=schedule,
-                reason=reason,
-                after={"run": run.pk, "arguments": run.arguments} | _for_instant(nominal_at),
-                idempotency_key=key,
-            )
-    except (IntegrityError, ScheduleBusy):
-        # The other click of a double click committed between the look-up and the lock.
-        earlier = _run_of(key)
-        if earlier is None:
-            raise
-        return earlier
-    transaction.on_commit(wakeup.announce)
-    return run
+
+    def queue() -> Run:
+        job = registry.get(schedule.job)
+        job.check(schedule.arguments if arguments is None else job.dump(arguments))
+        run = lifecycle.queue_manual(
+            schedule, by=actor[:150], arguments=arguments, nominal_at=nominal_at, behind=behind
+        )
+        audit.record(
+            actor=actor,
+            user=user,
+            via=via,
+            verb="run_now",
+            target=schedule,
+            reason=reason,
+            after={"run": run.pk, "arguments": run.arguments} | _for_instant(nominal_at),
+            idempotency_key=key,
+        )
+        return run
+
+    return once(key, _run_of, queue, ScheduleBusy)
 
 
 def _for_instant(nominal_at: datetime | None) -> dict[str, Any]:
@@ -114,33 +101,25 @@ def run_again(
     """
     check_reason(reason)
     key = row_key("run_again", run.pk, idempotency_key)
-    earlier = _run_of(key)
-    if earlier is not None:
-        return earlier
-    registry.get(run.job).check(run.arguments)
-    try:
-        with transaction.atomic():
-            queued = lifecycle.queue_again(run.pk)
-            if queued is None:
-                raise RunMovedOn(run.pk, _why_not_again(run.pk))
-            audit.record(
-                actor=actor,
-                user=user,
-                via=via,
-                verb="run_again",
-                target=queued,
-                reason=reason,
-                after={"run": queued.pk, "after_attempt": queued.attempt},
-                idempotency_key=key,
-            )
-    except (IntegrityError, RunMovedOn, ScheduleBusy):
-        # The other click of a double click committed between the look-up and the lock.
-        earlier = _run_of(key)
-        if earlier is None:
-            raise
-        return earlier
-    transaction.on_commit(wakeup.announce)
-    return queued
+
+    def queue() -> Run:
+        registry.get(run.job).check(run.arguments)
+        queued = lifecycle.queue_again(run.pk)
+        if queued is None:
+            raise RunMovedOn(run.pk, _why_not_again(run.pk))
+        audit.record(
+            actor=actor,
+            user=user,
+            via=via,
+            verb="run_again",
+            target=queued,
+            reason=reason,
+            after={"run": queued.pk, "after_attempt": queued.attempt},
+            idempotency_key=key,
+        )
+        return queued
+
+    return once(key, _run_of, queue, RunMovedOn, ScheduleBusy)
 
 
 def cancel_run(
@@ -162,21 +141,7 @@ def cancel_run(
     author = Author(actor=actor, user=user, via=via, reason=reason.strip())
     check_reason(author.reason)
     key = row_key("cancel", run.pk, idempotency_key)
-    earlier = _cancellation_of(key)
-    if earlier is not None:
-        return earlier
-    try:
-        with transaction.atomic():
-            done = _cancel(run, author, key)
-    except (IntegrityError, RunMovedOn):
-        # The other click of a double click committed first.
-        earlier = _cancellation_of(key)
-        if earlier is None:
-            raise
-        return earlier
-    if done.outcome != "asked_before":
-        transaction.on_commit(wakeup.announce)
-    return done
+    return once(key, _cancellation_of, lambda: _cancel(run, author, key), RunMovedOn)
 
 
 def _cancel(run: Run, author: Author, key: str | None) -> Cancellation:
@@ -199,11 +164,8 @@ def _cancel(run: Run, author: Author, key: str | None) -> Cancellation:
     return done
 
 
-def _cancellation_of(key: str | None) -> Cancellation | None:
-    entry = None if key is None else entries_of(key).first()
-    if entry is None or entry.after is None:
-        return None
-    return Cancellation(run_id=entry.after["run"], outcome=entry.after["outcome"])
+def _cancellation_of(after: dict[str, Any]) -> Cancellation:
+    return Cancellation(run_id=after["run"], outcome=after["outcome"])
 
 
 def _why_not_again(run_id: int) -> str:
@@ -219,8 +181,5 @@ def _state_label(run_id: int) -> str:
     return _("pruned") if found is None else str(found.get_state_display())
 
 
-def _run_of(key: str | None) -> Run | None:
-    entry = None if key is None else entries_of(key).first()
-    if entry is None or entry.after is None:
-        return None
-    return Run.objects.filter(pk=entry.after["run"]).first()
+def _run_of(after: dict[str, Any]) -> Run | None:
+    return Run.objects.filter(pk=after["run"]).first()

@@ -525,7 +525,7 @@ def test_cancel_ends_what_waits_and_asks_what_runs(claimer: Claimer) -> None:
     assert (entry.actor, entry.reason, entry.after) == (
         "rudi",
         "wrong month",
-        {"cancelled": 9, "asked": 1},
+        {"backfill": backfill.pk, "cancelled": 9, "asked": 1},
     )
 
 

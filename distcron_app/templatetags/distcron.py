@@ -123,7 +123,7 @@ def relative(at: datetime, now: datetime) -> str:
 
 @register.filter
 def duration(seconds: float | None) -> str:
-    """Return a length of time: ``412 ms``, ``12.4 s``, ``1 min 4 s``, ``2 h 5 min``."""
+    """Return a length of time: ``412 ms``, ``12.4 s``, ``1 min 4 s``, ``10 min``, ``2 h 5 min``."""
     if seconds is None:
         return "–"
     if seconds < 0:
@@ -282,6 +282,10 @@ def _rough(seconds: float) -> str:
 def _exact(seconds: int) -> str:
     hours, rest = divmod(seconds, _HOUR)
     minutes, left = divmod(rest, _MINUTE)
-    if hours:
+    if hours and minutes:
         return _("%(hours)s h %(minutes)s min") % {"hours": hours, "minutes": minutes}
-    return _("%(minutes)s min %(seconds)s s") % {"minutes": minutes, "seconds": left}
+    if hours:
+        return _("%s h") % hours
+    if left:
+        return _("%(minutes)s min %(seconds)s s") % {"minutes": minutes, "seconds": left}
+    return _("%s min") % minutes

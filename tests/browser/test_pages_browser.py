@@ -160,6 +160,21 @@ def test_pages_are_clean_readable_and_fit(
     assert problems == []
 
 
+@pytest.mark.parametrize("locale", ["en", "id"])
+def test_no_column_of_names_is_squeezed_to_a_few_letters(
+    browser: Browser, live_server: Any, rows: dict[str, Any], problems: list[str], locale: str
+) -> None:
+    options = {"viewport": {"width": 1280, "height": 800}, "locale": locale}
+    context = signed_in(browser, live_server, problems, **options)
+    page = context.new_page()
+    for name in ("nodes", "runs", "schedules"):
+        page.goto(reverse(f"distcron:{name}"))
+        names = page.locator(".dc-table tbody th")
+        assert names.count()
+        assert all(box["width"] >= 110 for box in (each.bounding_box() for each in names.all()))
+    context.close()
+
+
 def test_overview_follows_a_run_without_a_reload(
     page: Page, rows: dict[str, Any], problems: list[str]
 ) -> None:

@@ -46,6 +46,8 @@ def test_distance_from_now_is_said_in_coarse_steps(seconds: float, text: str) ->
         (0.0614, "61 ms"),
         (12.44, "12.4 s"),
         (64, "1 min 4 s"),
+        (600, "10 min"),
+        (7200, "2 h"),
         (7500, "2 h 5 min"),
         (-0.5, "−500 ms"),
     ],

@@ -227,14 +227,14 @@ class Scheduler:
 
     def _claim(self) -> Tick:
         node_id = self._keeper.node_id
+        if self._outcomes and self._leases.schedules():
+            # A finished run still blocks what waits behind it until it is written.
+            self._flush(force=True)
         capacity, reserved = self._capacity()
         queued = self._dispatcher.claim_queued(
             node_id, capacity, reserved=reserved, still_here=self._owned.keys()
         )
         self._accept(queued.runs)
-        if self._outcomes and self._leases.schedules():
-            # A finished run still blocks its schedule's next occurrence until it is written.
-            self._flush(force=True)
         capacity, reserved = self._capacity()
         tick = self._dispatcher.tick(node_id, capacity, reserved=reserved)
         self._accept(tick.claimed.runs)

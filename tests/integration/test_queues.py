@@ -150,6 +150,8 @@ class TestReservedSlots:
 class Pool:
     """Two slots that are taken and freed by the test."""
 
+    stuck = 0
+
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.runs: list[int] = []
@@ -266,6 +268,19 @@ class TestStarting:
         assert loop.in_flight == {long}
         loop.end(long)
         assert loop.in_flight == {waiting}
+
+    def test_what_waits_behind_a_run_is_claimed_in_the_turn_in_which_that_ends(self) -> None:
+        """In the next one it would be up to a poll late, each time."""
+        loop = Loop(2)
+        schedule = due(overlap="queue_one")
+        loop.scheduler._claim()
+        loop.scheduler._start_ready()
+        (first,) = loop.in_flight
+        waiting = make_run(schedule=schedule, state="queued", reason="overlap")
+        loop.end(first)
+        loop.scheduler._claim()
+        loop.scheduler._start_ready()
+        assert loop.in_flight == {waiting.pk}
 
     def test_a_run_that_is_told_to_stop_while_it_waits_hears_of_it_when_it_starts(self) -> None:
         loop = Loop(1)

@@ -34,6 +34,9 @@ def show_output(console: Console, options: dict[str, Any]) -> None:
         run = _Follower(console, run).until_final()
     else:
         _print(console, _whole_lines(_text_of(run)))
+        if not _text_of(run):
+            facts = {"run": run.pk, "state": run.get_state_display()}
+            console.say(_("run %(run)d (%(state)s) has written nothing") % facts)
     if follows and run.state != Run.State.SUCCEEDED:
         raise Exit(FAILED, outcome_text(run))
 

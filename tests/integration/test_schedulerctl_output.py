@@ -31,10 +31,13 @@ def test_prints_what_a_running_job_has_written_so_far() -> None:
     assert (answer.code, answer.out, answer.error) == (0, "page 1\npage 2\n", "")
 
 
-def test_a_run_that_wrote_nothing_prints_nothing() -> None:
-    answer = ctl("output", str(make_run(make_schedule(), "succeeded").pk))
+def test_a_run_that_wrote_nothing_says_so_beside_an_empty_output() -> None:
+    run = make_run(make_schedule(), "succeeded")
+
+    answer = ctl("output", str(run.pk))
 
     assert (answer.code, answer.out) == (0, "")
+    assert answer.error == f"run {run.pk} (succeeded) has written nothing\n"
 
 
 def test_an_unknown_run_exits_with_4() -> None:

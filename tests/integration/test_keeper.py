@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from distcron_app import nodes
 from distcron_app.clock import Clock, utc_now
@@ -18,6 +18,7 @@ from distcron_app.keeper import Keeper
 from distcron_app.leases import Grant, LeaseBook
 from distcron_app.locks import Lease, Level, new_owner_token, schedule_lock_name
 from distcron_app.locks.memory import MemoryLockBackend
+from distcron_app.management.commands import runscheduler
 from distcron_app.models import Node
 from tests.services import wait_for
 
@@ -190,3 +191,20 @@ def test_a_skewed_host_clock_is_measured_and_corrected() -> None:
     finally:
         keeper.end()
     assert Node.objects.filter(expires_at__gt=DatabaseNow()).exists()
+
+
+@pytest.mark.databases("postgresql")
+def test_the_sessions_of_a_node_wait_for_nothing_long_and_compile_no_statement() -> None:
+    session = connection.copy()
+    try:
+        runscheduler._prepare_session(connection=session)
+        with session.cursor() as cursor:
+            for name, value in {
+                "jit": "off",
+                "statement_timeout": "10s",
+                "lock_timeout": "5s",
+            }.items():
+                cursor.execute(f"SHOW {name}")
+                assert cursor.fetchone() == (value,), name
+    finally:
+        session.close()
